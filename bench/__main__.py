@@ -1,0 +1,5 @@
+"""Lets ``python -m bench`` start the command line."""
+
+from bench.cli import main
+
+raise SystemExit(main())
