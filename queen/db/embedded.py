@@ -100,7 +100,7 @@ class Guard:
     that only this process holds, then signals the child; dismiss it once the child has been stopped.
     """
 
-    _SCRIPT = 'cat >/dev/null; kill -s "$1" "$2" 2>/dev/null'
+    _SCRIPT = 'read -r _; kill -s "$1" "$2" 2>/dev/null'
 
     def __init__(self, pid: int, how: signal.Signals, account: Account | None = None) -> None:
         """Watch over the process `pid`, to be sent the signal `how`, as the account that owns it."""
@@ -117,9 +117,7 @@ class Guard:
 
     def dismiss(self) -> None:
         """End the watch without a signal to the child."""
-        # The whole group: a kill of the shell alone would leave its `cat` behind.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
         self._process.wait()
         if self._process.stdin:
             self._process.stdin.close()
