@@ -1,0 +1,205 @@
+"""Requests and answers as the broker's views see them.
+
+The data plane answers thousands of requests a second, so a view takes a thin `Request` over the WSGI
+environment and returns an `Answer` of ready bytes; Flask's request and response objects stay out of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from urllib.parse import unquote_plus, unquote_to_bytes
+
+from queen import codec
+
+if TYPE_CHECKING:
+    from queen.engine.engine import Engine
+
+Environ = dict[str, Any]
+View = TypeVar("View", bound=Callable[..., "Answer"])
+
+_INT32 = re.compile(r"[+-]?[0-9]+")
+_CHUNK = 1 << 20
+
+
+class Answer:
+    """A response: status code, body, and headers beyond the content type and length."""
+
+    __slots__ = ("body", "content_type", "headers", "status")
+
+    def __init__(
+        self,
+        status: int,
+        body: bytes = b"",
+        headers: tuple[tuple[str, str], ...] = (),
+        content_type: str = "application/json",
+    ) -> None:
+        self.status = status
+        self.body = body
+        self.headers = headers
+        self.content_type = content_type
+
+    @property
+    def status_line(self) -> str:
+        return f"{self.status} {HTTPStatus(self.status).phrase}"
+
+
+NO_CONTENT = Answer(204)
+
+
+def json_answer(value: Any, status: int = 200) -> Answer:
+    return Answer(status, codec.dumps(value))
+
+
+class Refusal(Exception):
+    """Ends a request with an error answer; ``body`` is encoded as JSON, a text becomes ``{"error": text}``."""
+
+    def __init__(self, status: int, body: str | dict[str, Any], close: bool = False) -> None:
+        super().__init__(body)
+        self.status = status
+        self.body = {"error": body} if isinstance(body, str) else body
+        self.close = close
+
+    def answer(self) -> Answer:
+        headers = (("Retry-After", "1"),) if self.status == 503 else ()
+        return Answer(self.status, codec.dumps(self.body), headers)
+
+
+class Request:
+    """One HTTP request: the WSGI environment, the tenant it acts for and who sent it.
+
+    ``query`` is the raw query string. ``tenant`` is the tenant's UUID in 16 bytes, ``subject`` the
+    authenticated producer or None.
+    """
+
+    __slots__ = ("body_limit", "engine", "environ", "query", "subject", "tenant")
+
+    def __init__(self, environ: Environ, query: str, engine: Engine, tenant: bytes, body_limit: int) -> None:
+        self.environ = environ
+        self.query = query
+        self.engine = engine
+        self.tenant = tenant
+        self.subject: bytes | None = None
+        self.body_limit = body_limit
+
+    def body(self) -> bytes:
+        """The body's bytes. Raises a 413 `Refusal` as soon as it is known to pass the cap."""
+        length = self.environ.get("CONTENT_LENGTH")
+        stream = self.environ["wsgi.input"]
+        if length:
+            if int(length) > self.body_limit:
+                raise Refusal(413, "request body too large", close=True)
+            data: bytes = stream.read(int(length))
+            return data
+        if "HTTP_TRANSFER_ENCODING" not in self.environ:
+            return b""
+        parts: list[bytes] = []
+        size = 0
+        while part := stream.read(_CHUNK):
+            size += len(part)
+            if size > self.body_limit:
+                raise Refusal(413, "request body too large", close=True)
+            parts.append(part)
+        return b"".join(parts)
+
+    def json(self) -> Any:
+        """The body decoded by the general codec; raises a 400 `Refusal`."""
+        try:
+            return codec.loads(self.body())
+        except codec.JsonError as error:
+            raise Refusal(400, f"bad body: {error}") from None
+
+    def parameters(self) -> dict[str, str]:
+        """The query parameters. Raises a 400 `Refusal` for one that is repeated or is not UTF-8."""
+        return dict(parse_query(self.query))
+
+
+class Host(Protocol):
+    """What the application needs of the worker it runs in."""
+
+    stopping: bool
+
+    def request(self, environ: Environ, query: str) -> Request:
+        """Binds a request to the engine and its tenant; raises a 503 `Refusal` while the engine starts."""
+
+
+@lru_cache(maxsize=4096)
+def parse_query(query: str) -> tuple[tuple[str, str], ...]:
+    """Name and value of each parameter, decoded. Cached: consumers repeat theirs."""
+    seen: dict[str, str] = {}
+    for part in query.split("&"):
+        if not part:
+            continue
+        name, _, value = part.partition("=")
+        try:
+            key = unquote_plus(name, errors="strict")
+            text = unquote_plus(value, errors="strict")
+        except UnicodeDecodeError:
+            raise Refusal(400, f"query parameter {name[:80]!r} is not UTF-8") from None
+        if key in seen:
+            raise Refusal(400, f"query parameter {key[:80]!r} is given twice")
+        seen[key] = text
+    return tuple(seen.items())
+
+
+def strict_boolean(parameters: dict[str, str], name: str, default: bool) -> bool:
+    """``true`` or ``false`` exactly; anything else is a 400 `Refusal`."""
+    text = parameters.get(name)
+    if text is None:
+        return default
+    if text in ("true", "false"):
+        return text == "true"
+    raise Refusal(400, f"query parameter {name}={text[:80]!r} must be true or false")
+
+
+def strict_integer(parameters: dict[str, str], name: str, default: int, bits: int = 31, low: int | None = None) -> int:
+    """A plain decimal in the width given; anything else is a 400 `Refusal`."""
+    text = parameters.get(name)
+    if text is None:
+        return default
+    if len(text) <= 21 and _INT32.fullmatch(text):
+        number = int(text)
+        if (-(1 << bits) if low is None else low) <= number < 1 << bits:
+            return number
+    raise Refusal(400, f"query parameter {name}={text[:80]!r} is not an integer in range")
+
+
+def lenient_integer(parameters: dict[str, str], name: str, default: int) -> int:
+    """A 32-bit decimal, else the default: the rule of the administrative routes."""
+    text = parameters.get(name, "")
+    if len(text) <= 11 and _INT32.fullmatch(text) and -(1 << 31) <= int(text) < 1 << 31:
+        return int(text)
+    return default
+
+
+def lenient_boolean(parameters: dict[str, str], name: str, default: bool) -> bool:
+    """``true/1/yes`` or ``false/0/no``, else the default: the rule of the administrative routes."""
+    word = parameters.get(name, "").lower()
+    if word in ("true", "1", "yes"):
+        return True
+    return default if word not in ("false", "0", "no") else False
+
+
+def decode_segment(segment: str) -> str:
+    """One percent-encoded path segment as text; raises a 400 `Refusal` when it is not UTF-8."""
+    if "%" not in segment and segment.isascii():
+        return segment
+    try:
+        return unquote_to_bytes(segment.encode("latin-1")).decode("utf-8")
+    except (UnicodeDecodeError, UnicodeEncodeError):
+        raise Refusal(400, f"path segment {segment[:80]!r} is not UTF-8") from None
+
+
+def direct(view: View) -> View:
+    """Marks a view that takes a `Request` and returns an `Answer`: it runs without Flask's context."""
+    view.direct = True  # type: ignore[attr-defined]
+    return view
+
+
+def no_head(view: View) -> View:
+    """Marks a GET view with effects: a HEAD on it would lease a batch and drop it, so it is a 405."""
+    view.no_head = True  # type: ignore[attr-defined]
+    return view

@@ -1,0 +1,1 @@
+"""PostgreSQL: connections, the schema, and one typed call per stored operation."""

@@ -1,0 +1,522 @@
+-- Pop: subscriptions, candidates and the claim.
+
+-- A timestamp a client sent, or null when PostgreSQL can't read it.
+CREATE OR REPLACE FUNCTION queen.try_timestamptz(p_text text)
+RETURNS timestamptz LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN p_text::timestamptz;
+EXCEPTION WHEN data_exception THEN
+    RETURN NULL;
+END $$;
+
+-- The `committed` of a cursor that starts at a time: just before the first live segment created at or
+-- after it, else the partition's last offset. 'epoch' means the oldest retained message.
+CREATE OR REPLACE FUNCTION queen.log_offset_at_v1(p_partition uuid, p_log_start bigint, p_last bigint, p_at timestamptz)
+RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN p_at <= 'epoch' THEN greatest(p_log_start - 1, -1)
+                ELSE coalesce((SELECT s.base_offset - 1 FROM queen.log_segments s
+                                WHERE s.partition_id = p_partition AND s.base_offset >= p_log_start
+                                  AND s.created_at >= p_at
+                                ORDER BY s.base_offset LIMIT 1), p_last) END
+$$;
+
+-- Registers a group on a queue and seeds a cursor for every partition the queue has, once: the first
+-- caller stores mode and timestamp (p_mode is 'new' or 'all', p_from '' or what the client sent), all
+-- later calls change nothing. Creates the queue, since a group may subscribe before the first push.
+-- Returns the queue's id.
+CREATE OR REPLACE FUNCTION queen.log_register_group_v1(
+    p_tenant uuid, p_queue text, p_group text, p_mode text, p_from text)
+RETURNS uuid LANGUAGE plpgsql AS $$
+DECLARE
+    v_queue uuid;
+    v_mode text := CASE WHEN p_mode = 'new' THEN 'new' ELSE 'all' END;
+    v_at timestamptz;
+BEGIN
+    SELECT q.id INTO v_queue FROM queen.queues q WHERE q.tenant_id = p_tenant AND q.name = p_queue;
+    IF v_queue IS NULL THEN
+        INSERT INTO queen.queues (tenant_id, name, namespace, task)
+        VALUES (p_tenant, p_queue, split_part(p_queue, '.', 1), split_part(p_queue, '.', 2))
+        ON CONFLICT (tenant_id, name) DO NOTHING;
+        SELECT q.id INTO v_queue FROM queen.queues q WHERE q.tenant_id = p_tenant AND q.name = p_queue;
+    END IF;
+    PERFORM 1 FROM queen.consumer_groups_metadata m
+      WHERE m.tenant_id = p_tenant AND m.consumer_group = p_group AND m.queue_id = v_queue
+        AND m.partition_name = '' AND m.namespace = '' AND m.task = '';
+    IF FOUND THEN
+        RETURN v_queue;
+    END IF;
+
+    v_at := CASE WHEN v_mode = 'new' THEN clock_timestamp() ELSE 'epoch' END;
+    IF p_group = '__QUEUE_MODE__' THEN
+        v_mode := 'all';
+        v_at := 'epoch';
+    ELSIF p_from = 'now' THEN
+        v_mode := 'new';
+        v_at := clock_timestamp();
+    ELSIF p_from <> '' THEN
+        v_at := queen.try_timestamptz(p_from);
+        v_mode := CASE WHEN v_at IS NULL THEN 'new' ELSE 'timestamp' END;
+        v_at := coalesce(v_at, clock_timestamp());
+    END IF;
+    INSERT INTO queen.consumer_groups_metadata
+           (tenant_id, consumer_group, queue_id, subscription_mode, subscription_timestamp)
+    VALUES (p_tenant, p_group, v_queue, v_mode, v_at)
+    ON CONFLICT DO NOTHING;
+    IF FOUND THEN
+        INSERT INTO queen.log_consumers (partition_id, consumer_group, committed)
+        SELECT p.id, p_group,
+               CASE WHEN v_mode = 'new' THEN p.last_offset
+                    ELSE queen.log_offset_at_v1(p.id, p.log_start, p.last_offset, v_at) END
+          FROM queen.log_partitions p
+         WHERE p.queue_id = v_queue
+         ORDER BY p.id
+        ON CONFLICT (partition_id, consumer_group) DO NOTHING;
+    END IF;
+    RETURN v_queue;
+END $$;
+
+-- Gives a group its first cursor in one partition. A stored registration decides (so a partition born
+-- after the subscription delivers all it holds), else the request does. Takes the creation lock only if
+-- it is free: waiting here builds chains no deadlock detector breaks. Returns whether a cursor is there.
+CREATE OR REPLACE FUNCTION queen.log_seed_cursor_v1(p_partition uuid, p_group text, p_mode text, p_from text)
+RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    v_part record;
+    v_mode text;
+    v_at timestamptz;
+    v_seed bigint := -1;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(hashtextextended(p_partition::text || '/' || p_group, 42)) THEN
+        RETURN false;
+    END IF;
+    SELECT p.queue_id, p.log_start, p.last_offset INTO v_part
+      FROM queen.log_partitions p WHERE p.id = p_partition;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF p_group <> '__QUEUE_MODE__' THEN
+        SELECT m.subscription_mode, m.subscription_timestamp INTO v_mode, v_at
+          FROM queen.consumer_groups_metadata m
+         WHERE m.queue_id = v_part.queue_id AND m.consumer_group = p_group
+           AND m.partition_name = '' AND m.namespace = '' AND m.task = '';
+        IF v_at IS NULL AND p_from NOT IN ('', 'now') THEN
+            v_at := queen.try_timestamptz(p_from);
+        END IF;
+        IF v_at IS NOT NULL THEN
+            v_seed := queen.log_offset_at_v1(p_partition, v_part.log_start, v_part.last_offset, v_at);
+        ELSIF p_from = 'now' OR (p_from = '' AND p_mode = 'new') THEN
+            v_seed := v_part.last_offset;
+        END IF;
+    END IF;
+    INSERT INTO queen.log_consumers (partition_id, consumer_group, committed)
+    VALUES (p_partition, p_group, v_seed)
+    ON CONFLICT (partition_id, consumer_group) DO NOTHING;
+    RETURN true;
+END $$;
+
+-- Claims partitions for one worker: the only place where a lease begins.
+-- Takes candidate partitions in order of preference, a budget of messages over all of them, a cap of
+-- partitions (0: none), a lease in seconds (0: the queue's own, else 60), whether to commit at delivery,
+-- whether the caller already did the windowBuffer debounce, and the subscription of the request for
+-- first contacts. Never waits: a locked or leased cursor is skipped.
+-- Returns one row per chosen segment, in the order of the candidates: where to cut it (first frame and
+-- number of frames), its blob, and the state of its partition after the claim; and one row without
+-- segment for each candidate evaluated in vain: verdict 'empty', or 'leased' with the time to look again.
+-- Candidates that budget or cap left out have no row.
+CREATE OR REPLACE FUNCTION queen.log_claim_v1(
+    p_partitions uuid[], p_group text, p_worker text, p_budget int, p_cap int, p_lease int,
+    p_auto_ack boolean, p_debounced boolean, p_mode text, p_from text)
+RETURNS TABLE (verdict text, partition_id uuid, base_offset bigint, start_frame int, take int,
+               created_at timestamptz, batch_end bigint, last_offset bigint, until timestamptz, blob bytea)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    v_ids uuid[];           -- cursors locked, in candidate order
+    v_committed bigint[];
+    v_missing uuid[];
+    v_missed uuid[];
+    v_budget int := p_budget;
+    v_served int := 0;
+    v_row record;
+    v_current uuid;
+    v_skip boolean;
+    v_taken int;
+    v_from bigint;
+    v_take int;
+    c_pid uuid[] := '{}';   -- chosen segments
+    c_base bigint[] := '{}';
+    c_start int[] := '{}';
+    c_take int[] := '{}';
+    s_pid uuid[] := '{}';   -- partitions served
+    s_first bigint[] := '{}';
+    s_end bigint[] := '{}';
+    s_taken int[] := '{}';
+    v_barren uuid[] := '{}'; -- claimed, nothing taken
+BEGIN
+    FOR attempt IN 1 .. 2 LOOP
+        -- Locked in key order (SKIP LOCKED never waits, the order is for the table of lock spaces).
+        SELECT array_agg(x.pid ORDER BY x.ord), array_agg(x.committed ORDER BY x.ord)
+          INTO v_ids, v_committed
+          FROM (SELECT u.pid, u.ord, c.committed
+                  FROM unnest(p_partitions) WITH ORDINALITY AS u (pid, ord)
+                  JOIN queen.log_consumers c ON c.partition_id = u.pid AND c.consumer_group = p_group
+                 WHERE c.worker_id IS NULL OR c.lease_expires_at IS NULL OR c.lease_expires_at < v_now
+                 ORDER BY u.pid
+                   FOR UPDATE OF c SKIP LOCKED) x;
+        EXIT WHEN attempt = 2 OR coalesce(array_length(v_ids, 1), 0) = array_length(p_partitions, 1);
+        SELECT array_agg(u.pid) INTO v_missing
+          FROM unnest(p_partitions) AS u (pid)
+         WHERE NOT EXISTS (SELECT 1 FROM queen.log_consumers c
+                            WHERE c.partition_id = u.pid AND c.consumer_group = p_group);
+        EXIT WHEN v_missing IS NULL;
+        PERFORM queen.log_seed_cursor_v1(u.pid, p_group, p_mode, p_from) FROM unnest(v_missing) AS u (pid);
+    END LOOP;
+
+    IF v_ids IS NOT NULL THEN
+        FOR v_row IN
+            SELECT u.pid, u.committed, s.base_offset AS base, s.end_offset AS fin, s.created_at AS at,
+                   q.delayed_processing AS delay, q.window_buffer AS win
+              FROM unnest(v_ids, v_committed) WITH ORDINALITY AS u (pid, committed, ord)
+              JOIN queen.log_partitions p ON p.id = u.pid
+              JOIN queen.queues q ON q.id = p.queue_id
+              LEFT JOIN LATERAL (
+                    (SELECT h.* FROM (SELECT g.base_offset, g.end_offset, g.created_at
+                                        FROM queen.log_segments g
+                                       WHERE g.partition_id = u.pid AND g.base_offset <= u.committed + 1
+                                       ORDER BY g.base_offset DESC LIMIT 1) h
+                      WHERE h.end_offset > u.committed)
+                    UNION ALL
+                    (SELECT g.base_offset, g.end_offset, g.created_at
+                       FROM queen.log_segments g
+                      WHERE g.partition_id = u.pid AND g.base_offset > u.committed + 1
+                      ORDER BY g.base_offset LIMIT p_budget)) s ON true
+             ORDER BY u.ord, s.base_offset
+        LOOP
+            IF v_current IS DISTINCT FROM v_row.pid THEN
+                EXIT WHEN v_budget <= 0 OR (p_cap > 0 AND v_served >= p_cap);
+                v_current := v_row.pid;
+                v_taken := 0;
+                v_skip := v_row.base IS NULL;
+                IF NOT v_skip AND v_row.win > 0 AND NOT p_debounced THEN
+                    v_skip := (SELECT g.created_at FROM queen.log_segments g WHERE g.partition_id = v_row.pid
+                                ORDER BY g.base_offset DESC LIMIT 1) > v_now - make_interval(secs => v_row.win);
+                END IF;
+                IF NOT v_skip AND v_row.delay > 0 THEN
+                    v_skip := v_row.at > v_now - make_interval(secs => v_row.delay);
+                END IF;
+                IF v_skip THEN
+                    v_barren := v_barren || v_row.pid;
+                END IF;
+            END IF;
+            CONTINUE WHEN v_skip OR v_budget <= 0;
+            IF v_row.delay > 0 AND v_row.at > v_now - make_interval(secs => v_row.delay) THEN
+                v_skip := true;  -- created_at is monotone: what follows is younger still
+                CONTINUE;
+            END IF;
+            v_from := greatest(v_row.committed + 1, v_row.base);
+            v_take := least(v_budget, (v_row.fin - v_from + 1)::int);
+            c_pid := c_pid || v_row.pid;
+            c_base := c_base || v_row.base;
+            c_start := c_start || (v_from - v_row.base)::int;
+            c_take := c_take || v_take;
+            IF v_taken = 0 THEN
+                v_served := v_served + 1;
+                s_pid := s_pid || v_row.pid;
+                s_first := s_first || v_from;
+                s_end := s_end || NULL::bigint;
+                s_taken := s_taken || 0;
+            END IF;
+            v_taken := v_taken + v_take;
+            v_budget := v_budget - v_take;
+            s_end[v_served] := v_from + v_take - 1;
+            s_taken[v_served] := v_taken;
+        END LOOP;
+    END IF;
+
+    IF v_served > 0 THEN
+        IF p_auto_ack THEN
+            UPDATE queen.log_consumers c
+               SET committed = u.fin, batch_end = NULL, worker_id = NULL, lease_expires_at = NULL,
+                   lease_conflated = false, batch_retry_count = 0, attempt_offset = NULL, attempt_count = 0,
+                   total_consumed = c.total_consumed + u.taken
+              FROM unnest(s_pid, s_end, s_taken) AS u (pid, fin, taken)
+             WHERE c.partition_id = u.pid AND c.consumer_group = p_group;
+        ELSE
+            UPDATE queen.log_consumers c
+               SET worker_id = p_worker, batch_end = u.fin, lease_acquired_at = v_now, lease_conflated = false,
+                   lease_expires_at = v_now + make_interval(secs => CASE
+                       WHEN p_lease > 0 THEN p_lease
+                       ELSE coalesce((SELECT nullif(greatest(q.lease_time, 0), 0) FROM queen.log_partitions p
+                                        JOIN queen.queues q ON q.id = p.queue_id WHERE p.id = u.pid), 60) END),
+                   attempt_count = CASE WHEN c.attempt_offset = u.first THEN c.attempt_count + 1 ELSE 1 END,
+                   attempt_offset = u.first
+              FROM unnest(s_pid, s_first, s_end) AS u (pid, first, fin)
+             WHERE c.partition_id = u.pid AND c.consumer_group = p_group;
+        END IF;
+        RETURN QUERY
+            SELECT 'took'::text, u.pid, u.base, u.start, u.take, g.created_at, e.fin, p.last_offset,
+                   CASE WHEN NOT p_auto_ack THEN c.lease_expires_at END, g.blob
+              FROM unnest(c_pid, c_base, c_start, c_take) WITH ORDINALITY AS u (pid, base, start, take, ord)
+              JOIN queen.log_segments g ON g.partition_id = u.pid AND g.base_offset = u.base
+              JOIN queen.log_partitions p ON p.id = u.pid
+              JOIN queen.log_consumers c ON c.partition_id = u.pid AND c.consumer_group = p_group
+              JOIN unnest(s_pid, s_end) AS e (pid, fin) ON e.pid = u.pid
+             ORDER BY u.ord;
+    END IF;
+
+    -- A partition whose every segment is gone must stop looking pending; one whose segments are only
+    -- deferred must not.
+    IF v_barren <> '{}' THEN
+        UPDATE queen.log_consumers c SET committed = p.last_offset
+          FROM unnest(v_barren) AS u (pid)
+          JOIN queen.log_partitions p ON p.id = u.pid
+         WHERE c.partition_id = u.pid AND c.consumer_group = p_group AND p.last_offset > c.committed
+           AND NOT EXISTS (SELECT 1 FROM queen.log_segments g WHERE g.partition_id = u.pid);
+    END IF;
+
+    -- What could not be served: read afresh, without locks. Still pending means somebody holds it, or
+    -- it is deferred, and 'empty' would strand it.
+    SELECT array_agg(u.pid) INTO v_missed
+      FROM unnest(p_partitions) WITH ORDINALITY AS u (pid, ord)
+     WHERE u.pid <> ALL (s_pid) AND (u.pid = ANY (v_barren) OR v_ids IS NULL OR u.pid <> ALL (v_ids));
+    IF v_missed IS NOT NULL THEN
+        RETURN QUERY
+            SELECT CASE WHEN x.pending OR x.held THEN 'leased' ELSE 'empty' END, x.pid, NULL::bigint, NULL::int,
+                   NULL::int, NULL::timestamptz, NULL::bigint, x.last_offset,
+                   CASE WHEN x.held THEN x.lease_expires_at
+                        WHEN x.pending THEN v_now + interval '250 milliseconds' END, NULL::bytea
+              FROM (SELECT u.pid, p.last_offset, c.lease_expires_at,
+                           coalesce(c.worker_id IS NOT NULL AND c.lease_expires_at >= v_now, false) AS held,
+                           coalesce(p.last_offset > coalesce(c.committed, -1), false) AS pending
+                      FROM unnest(v_missed) AS u (pid)
+                      LEFT JOIN queen.log_partitions p ON p.id = u.pid
+                      LEFT JOIN queen.log_consumers c ON c.partition_id = u.pid AND c.consumer_group = p_group) x;
+    END IF;
+END $$;
+
+-- Claims from candidates that memory proposed, by name, in one queue. A group that turns out not to be
+-- registered is registered first, so a group deleted through another broker starts over by the rules.
+-- Returns the rows of the claim with the partition's name; a name that is no partition is 'empty'.
+CREATE OR REPLACE FUNCTION queen.log_pop_list_v1(
+    p_tenant uuid, p_queue text, p_candidates text[], p_group text, p_worker text, p_budget int, p_cap int,
+    p_lease int, p_auto_ack boolean, p_debounced boolean, p_mode text, p_from text)
+RETURNS TABLE (partition_name text, verdict text, partition_id uuid, base_offset bigint, start_frame int, take int,
+               created_at timestamptz, batch_end bigint, last_offset bigint, until timestamptz, blob bytea)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_ids uuid[];
+    v_names text[];
+    v_seeded boolean;
+BEGIN
+    SELECT array_agg(p.id ORDER BY u.ord), array_agg(u.name ORDER BY u.ord),
+           bool_and(EXISTS (SELECT 1 FROM queen.log_consumers c
+                             WHERE c.partition_id = p.id AND c.consumer_group = p_group))
+      INTO v_ids, v_names, v_seeded
+      FROM (SELECT x.name, min(x.ord) AS ord FROM unnest(p_candidates) WITH ORDINALITY AS x (name, ord)
+             GROUP BY x.name) u
+      JOIN queen.queues q ON q.tenant_id = p_tenant AND q.name = p_queue
+      JOIN queen.log_partitions p ON p.queue_id = q.id AND p.name = u.name;
+    IF v_ids IS NOT NULL THEN
+        IF NOT v_seeded THEN
+            PERFORM queen.log_register_group_v1(p_tenant, p_queue, p_group, p_mode, p_from);
+        END IF;
+        RETURN QUERY
+            SELECT v_names[array_position(v_ids, c.partition_id)], c.*
+              FROM queen.log_claim_v1(v_ids, p_group, p_worker, p_budget, p_cap, p_lease, p_auto_ack,
+                                      p_debounced, p_mode, p_from) c;
+    END IF;
+    RETURN QUERY
+        SELECT u.name, 'empty'::text, NULL::uuid, NULL::bigint, NULL::int, NULL::int, NULL::timestamptz,
+               NULL::bigint, NULL::bigint, NULL::timestamptz, NULL::bytea
+          FROM unnest(p_candidates) AS u (name)
+         WHERE v_names IS NULL OR u.name <> ALL (v_names);
+END $$;
+
+-- Claims one named partition. Creates nothing but the cursor, registers nobody.
+CREATE OR REPLACE FUNCTION queen.log_pop_specific_v1(
+    p_tenant uuid, p_queue text, p_partition text, p_group text, p_worker text, p_budget int,
+    p_lease int, p_auto_ack boolean, p_mode text, p_from text)
+RETURNS TABLE (partition_name text, verdict text, partition_id uuid, base_offset bigint, start_frame int, take int,
+               created_at timestamptz, batch_end bigint, last_offset bigint, until timestamptz, blob bytea)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_id uuid;
+BEGIN
+    SELECT p.id INTO v_id
+      FROM queen.queues q JOIN queen.log_partitions p ON p.queue_id = q.id AND p.name = p_partition
+     WHERE q.tenant_id = p_tenant AND q.name = p_queue;
+    IF v_id IS NOT NULL THEN
+        RETURN QUERY SELECT p_partition, c.* FROM queen.log_claim_v1(
+            ARRAY[v_id], p_group, p_worker, p_budget, 1, p_lease, p_auto_ack, false, p_mode, p_from) c;
+    END IF;
+END $$;
+
+-- Claims from the candidates of a scan: partitions of the queues that have something for the group and
+-- no live lease, in random order, in slices so that a pop never locks far more than it serves.
+-- Names carry the queue where several are scanned. Internal to the wildcard and discovery pops.
+CREATE OR REPLACE FUNCTION queen.log_pop_scan_v1(
+    p_queues uuid[], p_group text, p_worker text, p_budget int, p_cap int,
+    p_lease int, p_auto_ack boolean, p_mode text, p_from text)
+RETURNS TABLE (partition_name text, verdict text, partition_id uuid, base_offset bigint, start_frame int, take int,
+               created_at timestamptz, batch_end bigint, last_offset bigint, until timestamptz, blob bytea)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_limit int := CASE WHEN p_cap <= 0 OR p_cap >= 128 THEN 512
+                        ELSE least(greatest(4 * p_cap, 64), 512) END;
+    v_slice int := CASE WHEN p_cap <= 0 THEN 64 ELSE least(2 * p_cap, 64) END;
+    v_ids uuid[];
+    v_names text[];
+    v_at int := 1;
+    v_budget int := p_budget;
+    v_served int := 0;
+    v_queue uuid;
+    v_checked timestamptz;
+    r record;
+    v_last uuid;
+BEGIN
+    SELECT array_agg(x.id), array_agg(x.name) INTO v_ids, v_names
+      FROM (SELECT p.id, p.name
+              FROM unnest(p_queues) AS u (queue_id)
+              LEFT JOIN queen.consumer_watermarks w ON w.queue_id = u.queue_id AND w.consumer_group = p_group
+              JOIN queen.log_partitions p ON p.queue_id = u.queue_id
+               AND p.last_write_at >= coalesce(w.last_empty_scan_at, 'epoch') - interval '2 minutes'
+              LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.consumer_group = p_group
+             WHERE (c.partition_id IS NULL OR p.last_offset > c.committed)
+               AND (c.worker_id IS NULL OR c.lease_expires_at IS NULL OR c.lease_expires_at < clock_timestamp())
+             ORDER BY random() LIMIT v_limit) x;
+    WHILE v_ids IS NOT NULL AND v_at <= array_length(v_ids, 1) AND v_budget > 0
+          AND (p_cap <= 0 OR v_served < p_cap) LOOP
+        FOR r IN SELECT c.* FROM queen.log_claim_v1(
+                v_ids[v_at : v_at + v_slice - 1], p_group, p_worker, v_budget,
+                CASE WHEN p_cap <= 0 THEN 0 ELSE p_cap - v_served END, p_lease, p_auto_ack, false,
+                p_mode, p_from) c
+             WHERE c.verdict = 'took'
+        LOOP
+            partition_name := v_names[array_position(v_ids, r.partition_id)];
+            verdict := r.verdict;
+            partition_id := r.partition_id;
+            base_offset := r.base_offset;
+            start_frame := r.start_frame;
+            take := r.take;
+            created_at := r.created_at;
+            batch_end := r.batch_end;
+            last_offset := r.last_offset;
+            until := r.until;
+            blob := r.blob;
+            RETURN NEXT;
+            v_budget := v_budget - r.take;
+            IF v_last IS DISTINCT FROM r.partition_id THEN
+                v_served := v_served + 1;
+                v_last := r.partition_id;
+            END IF;
+        END LOOP;
+        v_at := v_at + v_slice;
+    END LOOP;
+
+    -- Nothing at all: remember since when, so that the next scan skips what was not written since.
+    IF v_served = 0 THEN
+        FOREACH v_queue IN ARRAY p_queues LOOP
+            SELECT w.updated_at INTO v_checked FROM queen.consumer_watermarks w
+             WHERE w.queue_id = v_queue AND w.consumer_group = p_group;
+            CONTINUE WHEN v_checked > clock_timestamp() - interval '30 seconds';
+            INSERT INTO queen.consumer_watermarks AS w (queue_id, consumer_group, last_empty_scan_at, updated_at)
+            SELECT v_queue, p_group,
+                   CASE WHEN EXISTS (
+                        SELECT 1 FROM queen.log_partitions p
+                          LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.consumer_group = p_group
+                         WHERE p.queue_id = v_queue AND (c.partition_id IS NULL OR p.last_offset > c.committed))
+                        THEN 'epoch'::timestamptz ELSE now() END, now()
+            ON CONFLICT (queue_id, consumer_group) DO UPDATE
+               SET last_empty_scan_at = greatest(w.last_empty_scan_at, EXCLUDED.last_empty_scan_at),
+                   updated_at = EXCLUDED.updated_at;
+        END LOOP;
+    END IF;
+END $$;
+
+-- Wildcard pop by scan: a group's first pop of a queue (it carries the registration), and every pop
+-- when the hot-list is off. Creates the queue if it does not exist.
+CREATE OR REPLACE FUNCTION queen.log_pop_wildcard_v1(
+    p_tenant uuid, p_queue text, p_group text, p_worker text, p_budget int, p_cap int,
+    p_lease int, p_auto_ack boolean, p_mode text, p_from text)
+RETURNS TABLE (partition_name text, verdict text, partition_id uuid, base_offset bigint, start_frame int, take int,
+               created_at timestamptz, batch_end bigint, last_offset bigint, until timestamptz, blob bytea)
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN QUERY SELECT s.* FROM queen.log_pop_scan_v1(
+        ARRAY[queen.log_register_group_v1(p_tenant, p_queue, p_group, p_mode, p_from)],
+        p_group, p_worker, p_budget, p_cap, p_lease, p_auto_ack, p_mode, p_from) s;
+END $$;
+
+-- Discovery pop: every queue of the tenant with this namespace and task ('' matches any).
+-- Registers the group on each of them; creates no queue.
+CREATE OR REPLACE FUNCTION queen.log_pop_discover_v1(
+    p_tenant uuid, p_namespace text, p_task text, p_group text, p_worker text, p_budget int, p_cap int,
+    p_lease int, p_auto_ack boolean, p_mode text, p_from text)
+RETURNS TABLE (partition_name text, verdict text, partition_id uuid, base_offset bigint, start_frame int, take int,
+               created_at timestamptz, batch_end bigint, last_offset bigint, until timestamptz, blob bytea)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_queues uuid[];
+BEGIN
+    SELECT array_agg(q.id) INTO v_queues
+      FROM (SELECT queen.log_register_group_v1(p_tenant, x.name, p_group, p_mode, p_from) AS id
+              FROM (SELECT q.name FROM queen.queues q
+                     WHERE q.tenant_id = p_tenant AND (p_namespace = '' OR q.namespace = p_namespace)
+                       AND (p_task = '' OR q.task = p_task)
+                     ORDER BY q.name) x) q;
+    IF v_queues IS NOT NULL THEN
+        RETURN QUERY SELECT s.* FROM queen.log_pop_scan_v1(
+            v_queues, p_group, p_worker, p_budget, p_cap, p_lease, p_auto_ack, p_mode, p_from) s;
+    END IF;
+END $$;
+
+-- Cheap probes for parked pops: false is certain, true means try. A first contact is always true,
+-- since what it seeds depends on when it runs.
+CREATE OR REPLACE FUNCTION queen.log_has_pending_v1(p_tenant uuid, p_queue text, p_group text)
+RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT NOT EXISTS (SELECT 1 FROM queen.consumer_groups_metadata m
+                         JOIN queen.queues q ON q.id = m.queue_id
+                        WHERE q.tenant_id = p_tenant AND q.name = p_queue AND m.consumer_group = p_group
+                          AND m.partition_name = '')
+        OR EXISTS (SELECT 1 FROM queen.queues q
+                     JOIN queen.log_partitions p ON p.queue_id = q.id
+                     LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.consumer_group = p_group
+                    WHERE q.tenant_id = p_tenant AND q.name = p_queue
+                      AND (c.partition_id IS NULL OR p.last_offset > greatest(c.committed, p.log_start - 1)))
+$$;
+
+CREATE OR REPLACE FUNCTION queen.log_partition_has_pending_v1(
+    p_tenant uuid, p_queue text, p_partition text, p_group text)
+RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT coalesce((SELECT c.partition_id IS NULL OR p.last_offset > greatest(c.committed, p.log_start - 1)
+                       FROM queen.queues q
+                       JOIN queen.log_partitions p ON p.queue_id = q.id AND p.name = p_partition
+                       LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.consumer_group = p_group
+                      WHERE q.tenant_id = p_tenant AND q.name = p_queue), true)
+$$;
+
+CREATE OR REPLACE FUNCTION queen.log_discover_has_pending_v1(
+    p_tenant uuid, p_namespace text, p_task text, p_group text)
+RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT 1 FROM queen.queues q
+                    WHERE q.tenant_id = p_tenant AND (p_namespace = '' OR q.namespace = p_namespace)
+                      AND (p_task = '' OR q.task = p_task)
+                      AND queen.log_has_pending_v1(p_tenant, q.name, p_group))
+$$;
+
+-- Extends every live lease of a worker, never shortening one and never reviving an expired one.
+-- p_partitions narrows the search to where the caller knows them to be; null searches all cursors.
+-- Returns the number renewed and the earliest new expiry (null when none).
+CREATE OR REPLACE FUNCTION queen.log_renew_lease_v1(p_tenant uuid, p_worker text, p_seconds int, p_partitions uuid[])
+RETURNS TABLE (renewed int, expires_at timestamptz) LANGUAGE sql AS $$
+    WITH renewed AS (
+        UPDATE queen.log_consumers c
+           SET lease_expires_at = greatest(c.lease_expires_at,
+                                           clock_timestamp() + make_interval(secs => greatest(p_seconds, 1)))
+          FROM queen.log_partitions p JOIN queen.queues q ON q.id = p.queue_id
+         WHERE c.worker_id = p_worker AND c.lease_expires_at >= clock_timestamp()
+           AND (p_partitions IS NULL OR c.partition_id = ANY (p_partitions))
+           AND p.id = c.partition_id AND q.tenant_id = p_tenant
+        RETURNING c.lease_expires_at)
+    SELECT count(*)::int, min(r.lease_expires_at) FROM renewed r
+$$;

@@ -1,0 +1,121 @@
+"""Structured logs, one line an event: ``<time> <LEVEL> <target>: <message> key=value``.
+
+Every module logs through ``Log(target)``; the target names the part of the broker that speaks (boot,
+fusion, hotlist ...) and the fields are what operators grep and graph. With ``json=True`` a line is one
+flat JSON object instead. Nothing is logged per message, and what a hot path could repeat goes through
+`Log.sampled`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import simplejson
+
+_PREFIX = "queen."
+
+
+class Log:
+    """A logger bound to one target; fields are keyword arguments."""
+
+    __slots__ = ("_logger", "_windows")
+
+    def __init__(self, target: str) -> None:
+        self._logger = logging.getLogger(_PREFIX + target)
+        self._windows: dict[str, tuple[float, int]] = {}
+
+    def debug(self, message: str, **fields: Any) -> None:
+        self._emit(logging.DEBUG, message, fields)
+
+    def info(self, message: str, **fields: Any) -> None:
+        self._emit(logging.INFO, message, fields)
+
+    def warning(self, message: str, **fields: Any) -> None:
+        self._emit(logging.WARNING, message, fields)
+
+    def error(self, message: str, **fields: Any) -> None:
+        self._emit(logging.ERROR, message, fields)
+
+    def exception(self, message: str, **fields: Any) -> None:
+        """An error with the traceback of the exception being handled."""
+        self._logger.error(message, extra={"fields": fields}, exc_info=True)
+
+    def sampled(self, seconds: float, message: str, **fields: Any) -> None:
+        """A warning at most once per ``seconds``; the next one says how many were ``suppressed``."""
+        now = time.monotonic()
+        last, suppressed = self._windows.get(message, (-seconds, 0))
+        if now - last < seconds:
+            self._windows[message] = (last, suppressed + 1)
+            return
+        self._windows[message] = (now, 0)
+        if suppressed:
+            fields["suppressed"] = suppressed
+        self.warning(message, **fields)
+
+    def _emit(self, level: int, message: str, fields: dict[str, Any]) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, message, extra={"fields": fields})
+
+
+class _Line(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC)
+        target = record.name.removeprefix(_PREFIX)
+        level = "WARN" if record.levelno == logging.WARNING else record.levelname
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        text = " ".join([record.getMessage(), *(f"{key}={_plain(value)}" for key, value in fields.items())])
+        line = f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z {level:>5} {target}: {text}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class _JsonLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC)
+        level = "WARN" if record.levelno == logging.WARNING else record.levelname
+        line = {"timestamp": f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z", "level": level, "message": record.getMessage()}
+        line.update(getattr(record, "fields", {}))
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        line["target"] = record.name.removeprefix(_PREFIX)
+        return str(simplejson.dumps(line, default=str))
+
+
+def _plain(value: Any) -> str:
+    """A field's value on one line: a value with blanks, quotes or line breaks is quoted."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = str(value)
+    if text == "" or any(c in text for c in ' "\n\r\t'):
+        return str(simplejson.dumps(text))
+    return text
+
+
+def configure(level: str = "info", json: bool = False) -> None:
+    """Sends the broker's logs to standard error. ``level`` is a name, or ``info,target=debug,...``."""
+    root = logging.getLogger("queen")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLine() if json else _Line())
+    root.handlers = [handler]
+    root.propagate = False
+    root.setLevel(logging.INFO)
+    for part in level.split(","):
+        target, _, name = part.strip().rpartition("=")
+        number = _LEVELS.get(name.strip().lower())
+        if number is not None:
+            suffix = target.replace("::", ".").removeprefix(_PREFIX).strip(".")
+            logging.getLogger(f"queen.{suffix}" if suffix and suffix != "queen" else "queen").setLevel(number)
+
+
+_LEVELS = {
+    "trace": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "off": logging.CRITICAL,
+}

@@ -1,0 +1,170 @@
+"""Every environment variable of the broker: name, aliases, default and bounds, read once at boot.
+
+`Settings.read` turns an environment into typed values. Booleans are strict, since a misspelt
+``JWT_ENABLED`` must not leave a broker open: a wrong one raises `SettingsError` naming variable, value
+and what is allowed. A wrong number means the default, with a warning in `Settings.warnings`, or an error
+under ``QUEEN_STRICT_BOOT``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+_TRUE = frozenset({"true", "1", "yes", "on"})
+_FALSE = frozenset({"false", "0", "no", "off"})
+
+
+class SettingsError(Exception):
+    """One or more variables can't be used; the message names each with its value and the remedy."""
+
+
+def parse_boolean(name: str, value: str) -> bool:
+    """``true/false, 1/0, yes/no, on/off`` in any case; raises `SettingsError` for anything else."""
+    word = value.strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise SettingsError(f'{name}="{value}" is not a boolean (expected true/false, 1/0, yes/no, on/off)')
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """How one setting is read: the names tried in order, its kind, bounds and what it is for."""
+
+    names: tuple[str, ...]
+    kind: str
+    about: str
+    minimum: float | None = None
+    maximum: float | None = None
+
+
+def _setting(
+    names: str, default: Any, about: str, minimum: float | None = None, maximum: float | None = None
+) -> Any:
+    kind = type(default).__name__
+    return field(
+        default=default,
+        metadata={"variable": Variable(tuple(names.split()), kind, about, minimum, maximum)},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The broker's configuration in force. Field order is the order of the documentation."""
+
+    # Server and logging
+    port: int = _setting("PORT", 6632, "HTTP port", 1, 65535)
+    bind_addr: str = _setting("QUEEN_BIND_ADDR", "0.0.0.0", "HTTP listen host, without a port")
+    max_body_bytes: int = _setting("QUEEN_MAX_BODY_BYTES", 67_108_864, "request body cap; 413 above it", 1)
+    log_level: str = _setting("RUST_LOG LOG_LEVEL", "info", "log filter, as in info,fusion=debug")
+    log_json: bool = _setting("QUEEN_LOG_JSON", False, "log one JSON object a line")
+    server_id: str = _setting("QUEEN_SERVER_ID HOSTNAME", "", "name of this broker; default: the host name")
+    strict_boot: bool = _setting("QUEEN_STRICT_BOOT", False, "an unusable number refuses to boot")
+
+    # PostgreSQL
+    pg_host: str = _setting("PG_HOST", "localhost", "host, or several separated by commas")
+    pg_port: str = _setting("PG_PORT", "5432", "port, or one per host separated by commas")
+    pg_user: str = _setting("PG_USER", "postgres", "user")
+    pg_password: str = _setting("PG_PASSWORD", "postgres", "password")
+    pg_database: str = _setting("PG_DATABASE PG_DB", "postgres", "database")
+    pool_size: int = _setting("DB_POOL_SIZE", 160, "most connections; lowered to what the server offers", 2)
+    statement_timeout_ms: int = _setting(
+        "QUEEN_STMT_TIMEOUT_MS", 30_000, "a statement running longer is cancelled on the server", 1
+    )
+    apply_schema: bool = _setting("QUEEN_APPLY_SCHEMA", True, "create and update the schema at boot")
+
+    # Pops and long polls
+    pop_timeout_ms: int = _setting(
+        "DEFAULT_TIMEOUT POP_DEFAULT_TIMEOUT_MS", 30_000, "long-poll wait when the request names none", 1
+    )
+    subscription_mode: str = _setting(
+        "DEFAULT_SUBSCRIPTION_MODE", "new", "where a new named group starts: new, else all"
+    )
+    pop_wait_initial_ms: int = _setting("POP_WAIT_INITIAL_INTERVAL_MS", 100, "first re-poll of a parked pop", 1)
+    pop_wait_threshold: int = _setting("POP_WAIT_BACKOFF_THRESHOLD", 3, "re-polls before backing off", 0)
+    pop_wait_multiplier: float = _setting("POP_WAIT_BACKOFF_MULTIPLIER", 2.0, "growth of the re-poll interval")
+    pop_wait_max_ms: int = _setting("POP_WAIT_MAX_INTERVAL_MS", 1000, "longest re-poll interval", 1)
+    pop_pending_gate: bool = _setting("QUEEN_POP_PENDING_GATE", True, "probe cheaply before a re-poll's claim")
+
+    # Write path
+    zstd_level: int = _setting("QUEEN_V2_ZSTD_LEVEL", 1, "compression of segments; 0 stores them as they are", 0, 19)
+    bundle_max: int = _setting("QUEEN_V2_BUNDLE_MAX", 16, "partitions in one push transaction", 1)
+    fusion_max_inflight: int = _setting("QUEEN_V2_FUSION_MAX_INFLIGHT", 8, "push transactions at once", 1)
+    dedup_cache: bool = _setting("QUEEN_DEDUP_CACHE", True, "remember hashes so that pushes need no probe")
+    dedup_cache_mb: int = _setting("QUEEN_DEDUP_CACHE_MB", 512, "memory of that cache", 1)
+
+    # Hot-list
+    hotlist: bool = _setting("QUEEN_HOTLIST", True, "propose partitions to pops from memory")
+
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Reads the environment; raises `SettingsError` with every unusable variable at once."""
+        environ = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        errors: list[str] = []
+        warnings: list[str] = []
+        for spec in fields(cls):
+            variable: Variable | None = spec.metadata.get("variable")
+            if variable is None:
+                continue
+            try:
+                values[spec.name] = _value(variable, spec.default, environ, warnings)
+            except SettingsError as error:
+                errors.append(str(error))
+        if values.get("strict_boot"):
+            errors.extend(warnings)
+        errors.extend(_bind_errors(values.get("bind_addr", "")))
+        if errors:
+            raise SettingsError("; ".join(errors))
+        values["server_id"] = values["server_id"] or socket.gethostname() or uuid.uuid4().hex
+        values["subscription_mode"] = (
+            "new" if values["subscription_mode"] in ("new", "new-only", "new_only", "newonly") else "all"
+        )
+        return cls(**values, warnings=tuple(warnings))
+
+
+def _bind_errors(bind_addr: str) -> list[str]:
+    host = bind_addr.strip()
+    if host and (host.startswith("[") or host.count(":") != 1):
+        return []
+    return [f'QUEEN_BIND_ADDR="{bind_addr}" must be a host without a port (the port is PORT)']
+
+
+def _value(variable: Variable, default: Any, environ: Mapping[str, str], warnings: list[str]) -> Any:
+    name, text = _first(variable, environ)
+    if text is None:
+        return default
+    if variable.kind == "bool":
+        return parse_boolean(name, text) if text.strip() else default
+    if variable.kind == "str":
+        return text
+    parse: Callable[[str], float] = int if variable.kind == "int" else float
+    try:
+        number = parse(text) if text == text.strip() and "_" not in text else None
+    except ValueError:
+        number = None
+    if number is None:
+        warnings.append(f'{name}="{text}" is not a number; using {default}')
+        return default
+    if variable.minimum is not None:
+        number = max(number, parse(str(variable.minimum)))
+    if variable.maximum is not None:
+        number = min(number, parse(str(variable.maximum)))
+    return number
+
+
+def _first(variable: Variable, environ: Mapping[str, str]) -> tuple[str, str | None]:
+    """The first name that is set. A name with a fallback counts only when it is not empty."""
+    for name in variable.names:
+        text = environ.get(name)
+        if text is not None and (text or len(variable.names) == 1):
+            return name, text
+    return variable.names[0], None
