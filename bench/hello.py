@@ -19,6 +19,6 @@ def hello(options: Options) -> Figures:
             run.loop.add(getter(run.control, target.get("/")))
         before, after = run.window()
         run.stop()
-        figures = between(run.loop, before, after, 0)
+        figures = between(run.loop, before, after, sum(after.seen) - sum(before.seen))
     figures["messages_per_s"] = figures["requests_per_s"]
     return run.finish("hello", {"connections": options.connections} | figures)

@@ -217,10 +217,10 @@ class Connection:
             if start and end == _INCOMPLETE:
                 whole = dechunk(data, start)
                 if whole is not None:
-                    self._answer(data, whole[0])
+                    self._answer(data, *whole)
                     return
             elif 0 <= end <= len(data):
-                self._answer(data, bytes(data[start:end]))
+                self._answer(data, bytes(data[start:end]), end)
                 return
         except (BadResponse, ValueError) as error:
             self._lost(f"bad response: {error}")
@@ -228,7 +228,10 @@ class Connection:
         if self._partial is None:
             self._partial = bytearray(data)
 
-    def _answer(self, data: bytes | bytearray, body: bytes) -> None:
+    def _answer(self, data: bytes | bytearray, body: bytes, end: int) -> None:
+        if end < len(data):
+            self._lost(f"bytes after the end of the answer: {bytes(data[: end + 80])!r}")
+            return
         loop = self._loop
         loop.now = now = time.perf_counter_ns()
         status = int(data[9:12])

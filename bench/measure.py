@@ -8,7 +8,7 @@ import sys
 import time
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bench.cpu import Tree, is_local, listener, postmaster_of
 from bench.database import Counters, Database
@@ -30,11 +30,13 @@ class Counts:
     statuses: dict[str, int] = field(default_factory=dict)
 
     def error(self, what: str, status: int, body: bytes) -> None:
-        """Count an answer that is not the one a healthy broker gives, and keep the first few."""
+        """Count an answer that is not the one a healthy broker gives, and keep the first kinds."""
         self.errors += 1
         if len(self.error_samples) < SAMPLES_KEPT:
-            text = body[:300].decode("utf-8", "replace")
-            self.error_samples.append(f"{what}: {status or 'connection lost'} {text}")
+            text = body[:300].decode("utf-8", "replace").strip()
+            sample_text = f"{what}: {status or 'connection lost'} {text}"
+            if sample_text not in self.error_samples:
+                self.error_samples.append(sample_text)
 
 
 @dataclass(frozen=True)
@@ -86,27 +88,38 @@ class Machine:
         }
 
 
-def sample(machine: Machine, loop: Loop, counts: Counts) -> Sample:
-    """Read every counter. The clock is read last, and the database before the cheap ones."""
+def open_window(machine: Machine, loop: Loop, counts: Counts) -> Sample:
+    """Read every counter, the clock last."""
     database = machine.database.counters() if machine.database else None
-    broker = machine.broker.cpu_ns() if machine.broker else None
-    postgres = machine.postgres.cpu_ns() if machine.postgres else None
+    return replace(_sample(machine, loop, counts), database=database)
+
+
+def close_window(machine: Machine, loop: Loop, counts: Counts) -> Sample:
+    """Read every counter, the clock first, so that the cost of asking PostgreSQL is not in between."""
+    closing = _sample(machine, loop, counts)
+    database = machine.database.counters() if machine.database else None
+    return replace(closing, database=database)
+
+
+def _sample(machine: Machine, loop: Loop, counts: Counts) -> Sample:
     return Sample(
+        at_ns=time.perf_counter_ns(),
         pushed=counts.pushed,
         consumed=counts.consumed,
         empty_pops=counts.empty_pops,
         seen=tuple(len(tally.latencies) for tally in loop.tallies),
-        broker_ns=broker,
-        postgres_ns=postgres,
+        broker_ns=machine.broker.cpu_ns() if machine.broker else None,
+        postgres_ns=machine.postgres.cpu_ns() if machine.postgres else None,
         bench_ns=time.process_time_ns(),
-        database=database,
-        at_ns=time.perf_counter_ns(),
+        database=None,
     )
 
 
 def percentiles(values: Iterable[float]) -> Figures:
     """p50, p99 and max in milliseconds of latencies in nanoseconds."""
     ordered = sorted(values)
+    if not ordered:
+        return {"p50": None, "p99": None, "max": None, "count": 0}
     last = len(ordered) - 1
 
     def at(share: float) -> float:
@@ -152,7 +165,7 @@ def between(loop: Loop, before: Sample, after: Sample, messages: float) -> Figur
     }
     if before.database and after.database and messages:
         old, new = before.database, after.database
-        figures["commits_per_message"] = round((new.commits - old.commits - 1) / messages, 5)
+        figures["commits_per_message"] = round((new.commits - old.commits) / messages, 5)
         writes = new.write_transactions - old.write_transactions
         figures["write_transactions_per_message"] = round(writes / messages, 5)
         figures["wal_bytes_per_message"] = round((new.wal_bytes - old.wal_bytes) / messages, 1)

@@ -83,10 +83,14 @@ def _throughput(row: Row) -> str:
     if row["scenario"] == "hello":
         return f"{number(row['requests_per_s'])} requests/s"
     parts = [f"{number(row['requests_per_s'])} requests/s in {row['seconds']:.1f} s"]
+    if "connections" in row:
+        parts.append(f"{row['connections']} connection{'s' * (row['connections'] > 1)}")
+    else:
+        parts.append(f"{row['producers']} producers, {row['consumers']} consumers")
     if row["scenario"] != "pop":
         parts.insert(0, f"pushed {number(row['pushed_per_s'])}/s")
     if row["scenario"] != "push":
-        parts.insert(-1, f"consumed {number(row['consumed_per_s'])}/s")
+        parts.insert(-2, f"consumed {number(row['consumed_per_s'])}/s")
     return ", ".join(parts)
 
 
@@ -94,8 +98,9 @@ def _cost(row: Row) -> str:
     costs = row.get("cpu_s_per_1000")
     if not costs:
         return ""
+    unit = "requests" if row["scenario"] == "hello" else "messages"
     parts = [
-        f"CPU s per 1000 messages: broker {number(costs['broker'], 4)}, "
+        f"CPU s per 1000 {unit}: broker {number(costs['broker'], 4)}, "
         f"PostgreSQL {number(costs['postgresql'], 4)}, generator {number(costs['bench'], 4)}"
         f" ({row['bench_core_share']:.0%} of a core)"
     ]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bench.admin import delete_queue
 from bench.clients import Control, filler
 from bench.loop import Loop
-from bench.measure import Figures, Machine, Sample, sample, say
+from bench.measure import Figures, Machine, Sample, close_window, open_window, say
 from bench.workload import Consumption, Messages, Target
 
 _STOP_SECONDS = 35.0  # longer than a broker's statement timeout
@@ -47,6 +48,16 @@ def remove(target: Target, queue: str, options: Options) -> None:
     """Delete a queue of our own; one that the caller named may hold more than our messages."""
     if options.queue is None:
         delete_queue(target, queue)
+
+
+@contextlib.contextmanager
+def temporary_queue(target: Target, options: Options) -> Iterator[str]:
+    """The queue of one run, removed however the run ends."""
+    queue = queue_name(options)
+    try:
+        yield queue
+    finally:
+        remove(target, queue, options)
 
 
 class Backlog:
@@ -109,14 +120,12 @@ class Run:
         self.control = Control()
         self.warnings: list[str] = []
 
-    def window(
-        self, tick: Callable[[int], int | None] | None = None, tick_warmup: bool = False
-    ) -> tuple[Sample, Sample]:
+    def window(self, tick: Callable[[int], int | None] | None = None) -> tuple[Sample, Sample]:
         """Warm up, then measure; the clients go on."""
-        self.loop.run(self.options.warmup, tick if tick_warmup else None)
-        before = sample(self.machine, self.loop, self.control.counts)
+        self.loop.run(self.options.warmup, tick)
+        before = open_window(self.machine, self.loop, self.control.counts)
         self.loop.run(self.options.seconds, tick)
-        return before, sample(self.machine, self.loop, self.control.counts)
+        return before, close_window(self.machine, self.loop, self.control.counts)
 
     def stop(self) -> None:
         """Let every client finish what it is doing."""

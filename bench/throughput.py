@@ -7,7 +7,7 @@ import time
 from bench.admin import delete_group
 from bench.clients import Control, consumer, producer
 from bench.measure import Figures, Machine, between
-from bench.run import Backlog, Options, Run, queue_name, remove
+from bench.run import Backlog, Options, Run, temporary_queue
 from bench.workload import Messages, Target
 
 _QUIET_SECONDS = 5.0  # no message for so long while some are missing: they don't come any more
@@ -15,19 +15,18 @@ _QUIET_SECONDS = 5.0  # no message for so long while some are missing: they don'
 
 def push(target: Target, machine: Machine, options: Options, _: Backlog) -> Figures:
     """Producers only."""
-    run = Run(target, machine, options)
-    run.control.keep_ids = False
-    queue = queue_name(options)
-    messages = Messages(target, queue, options.partitions, options.payload, options.seed)
-    for n in range(options.connections):
-        start = n * options.partitions // options.connections
-        run.loop.add(producer(run.control, messages, options.batch, start))
-    before, after = run.window()
-    run.stop()
-    figures = between(run.loop, before, after, after.pushed - before.pushed)
-    figures = {"connections": options.connections, "messages_per_s": figures["pushed_per_s"]} | figures
-    remove(target, queue, options)
-    return run.finish("push", figures)
+    with temporary_queue(target, options) as queue:
+        run = Run(target, machine, options)
+        run.control.keep_ids = False
+        messages = Messages(target, queue, options.partitions, options.payload, options.seed)
+        for n in range(options.connections):
+            start = n * options.partitions // options.connections
+            run.loop.add(producer(run.control, messages, options.batch, start))
+        before, after = run.window()
+        run.stop()
+        figures = between(run.loop, before, after, after.pushed - before.pushed)
+        figures = {"connections": options.connections, "messages_per_s": figures["pushed_per_s"]} | figures
+        return run.finish("push", figures)
 
 
 def pop(target: Target, machine: Machine, options: Options, backlog: Backlog) -> Figures:
@@ -44,7 +43,7 @@ def pop(target: Target, machine: Machine, options: Options, backlog: Backlog) ->
     def tick(now: int) -> int | None:
         return None if run.control.counts.consumed >= limit else now + 10_000_000
 
-    before, after = run.window(tick, tick_warmup=True)
+    before, after = run.window(tick)
     if after.consumed >= limit:
         run.warnings.append("the backlog ran out before the time: the window is shorter (see --backlog)")
     run.stop()
@@ -63,25 +62,24 @@ def pop(target: Target, machine: Machine, options: Options, backlog: Backlog) ->
 
 def both(target: Target, machine: Machine, options: Options, _: Backlog) -> Figures:
     """Producers and consumers at once; afterwards the rest is drained and every id is compared."""
-    run = Run(target, machine, options)
-    queue = queue_name(options)
-    messages = Messages(target, queue, options.partitions, options.payload, options.seed)
-    consumptions = run.consumptions(queue, options.wait_ms)
-    for n in range(options.consumers):
-        run.loop.add(consumer(run.control, consumptions[n % options.groups], options.batch == 1))
-    for n in range(options.producers):
-        start = n * options.partitions // options.producers
-        run.loop.add(producer(run.control, messages, options.batch, start))
-    before, after = run.window()
-    run.control.producing = False
-    figures: Figures = {"producers": options.producers, "consumers": options.consumers}
-    in_and_out = (after.pushed - before.pushed + (after.consumed - before.consumed) / options.groups) / 2
-    figures |= between(run.loop, before, after, in_and_out)
-    figures["messages_per_s"] = figures["consumed_per_s"]
-    figures |= _drain(run, messages)
-    run.stop()
-    remove(target, queue, options)
-    return run.finish("both", figures)
+    with temporary_queue(target, options) as queue:
+        run = Run(target, machine, options)
+        messages = Messages(target, queue, options.partitions, options.payload, options.seed)
+        consumptions = run.consumptions(queue, options.wait_ms)
+        for n in range(options.consumers):
+            run.loop.add(consumer(run.control, consumptions[n % options.groups], options.batch == 1))
+        for n in range(options.producers):
+            start = n * options.partitions // options.producers
+            run.loop.add(producer(run.control, messages, options.batch, start))
+        before, after = run.window()
+        run.control.producing = False
+        figures: Figures = {"producers": options.producers, "consumers": options.consumers}
+        in_and_out = (after.pushed - before.pushed + (after.consumed - before.consumed) / options.groups) / 2
+        figures |= between(run.loop, before, after, in_and_out)
+        figures["messages_per_s"] = figures["consumed_per_s"]
+        figures |= _drain(run, messages)
+        run.stop()
+        return run.finish("both", figures)
 
 
 def _drain(run: Run, messages: Messages) -> Figures:
