@@ -75,7 +75,7 @@ def _without_empty(figures: Figures) -> Figures:
 def idle(target: Target, machine: Machine, options: Options, _: Backlog) -> Figures:
     """Consumers that wait for messages that don't come: what waiting costs."""
     with temporary_queue(target, options) as queue:
-            run = Run(target, machine, options)
+        run = Run(target, machine, options)
         messages = Messages(target, queue, options.partitions, options.payload, options.seed)
         starter = Loop(target.host, target.port)
         starter.add(filler(run.control, messages, 1, 0, options.partitions))
