@@ -135,6 +135,8 @@ class Benchmark:
             rows.append({"name": report.title(middle), "median": middle, "runs": [run[key] for run in runs]})
         if len(medians) > 1:
             print(report.summary(medians, rate), end="\n\n")
+        for shape, micros in (round_trips := report.round_trips(medians)).items():
+            print(f"CPU of broker and PostgreSQL per message, push + pop + ack, {shape}: {micros:,.1f} us")
         machine = self.machine.describe()
         print(report.machine_line(machine))
         for note in self.machine.notes():
@@ -144,6 +146,7 @@ class Benchmark:
             "version": 1,
             "ok": not failed,
             "hello_requests_per_s": rate,
+            "round_trip_cpu_us": round_trips,
             "machine": machine,
             "broker": version_of(self.target),
             "options": {item.name: getattr(base, item.name) for item in fields(base)},

@@ -158,6 +158,25 @@ def _micros(seconds_per_thousand: float | None) -> float | None:
     return None if seconds_per_thousand is None else seconds_per_thousand * 1000
 
 
+def round_trips(medians: Sequence[Row]) -> Row:
+    """Server CPU in microseconds per message pushed, popped and acknowledged, by batch size.
+
+    Only where a push row and a pop row of the same shape were measured, with both servers seen.
+    """
+    shapes: dict[tuple[int, int], dict[str, float]] = {}
+    for row in medians:
+        costs = row.get("cpu_s_per_1000") or {}
+        servers = [costs.get("broker"), costs.get("postgresql")]
+        if row["scenario"] in ("push", "pop") and None not in servers:
+            shape = (row["partitions"], row["batch"])
+            shapes.setdefault(shape, {})[row["scenario"]] = sum(servers) * 1000
+    return {
+        f"{lanes} lane{'s' * (lanes > 1)}, b{batch}": round(sum(parts.values()), 2)
+        for (lanes, batch), parts in shapes.items()
+        if len(parts) == 2
+    }
+
+
 def machine_line(machine: Row) -> str:
     """Where the figures come from."""
     load = " ".join(str(value) for value in machine["load_before"])
