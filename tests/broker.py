@@ -265,13 +265,13 @@ def _request_head(
     method: str, target: str | bytes, host: str, payload: bytes | None, headers: Mapping[str, str]
 ) -> bytes:
     """Return the request line and headers as bytes."""
-    fields = {"host": host, "connection": "close"}
+    automatic = {"Host": host, "Connection": "close"}
     if payload is not None:
-        fields |= {"content-type": "application/json", "content-length": str(len(payload))}
-    given = {name.lower(): value for name, value in headers.items()}
+        automatic |= {"Content-Type": "application/json", "Content-Length": str(len(payload))}
+    given = {name.lower() for name in headers}
     if "transfer-encoding" in given:
-        fields.pop("content-length", None)
-    fields |= given
+        given.add("content-length")
+    fields = {name: value for name, value in automatic.items() if name.lower() not in given} | dict(headers)
     raw_target = target if isinstance(target, bytes) else target.encode("latin-1")
     lines = [b"%s %s HTTP/1.1" % (method.encode(), raw_target)]
     lines += [f"{name}: {value}".encode("latin-1") for name, value in fields.items()]
