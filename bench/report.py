@@ -166,10 +166,10 @@ def round_trips(medians: Sequence[Row]) -> Row:
     shapes: dict[tuple[int, int], dict[str, float]] = {}
     for row in medians:
         costs = row.get("cpu_s_per_1000") or {}
-        servers = [costs.get("broker"), costs.get("postgresql")]
-        if row["scenario"] in ("push", "pop") and None not in servers:
+        broker, postgresql = costs.get("broker"), costs.get("postgresql")
+        if row["scenario"] in ("push", "pop") and broker is not None and postgresql is not None:
             shape = (row["partitions"], row["batch"])
-            shapes.setdefault(shape, {})[row["scenario"]] = sum(servers) * 1000
+            shapes.setdefault(shape, {})[row["scenario"]] = (broker + postgresql) * 1000
     return {
         f"{lanes} lane{'s' * (lanes > 1)}, b{batch}": round(sum(parts.values()), 2)
         for (lanes, batch), parts in shapes.items()
