@@ -189,7 +189,8 @@ RETURNS TABLE (queue_id uuid, queue text, partition_id uuid, partition_name text
               JOIN queen.log_consumers c ON c.partition_id = p.id
              WHERE q.tenant_id = p_tenant AND (p_group IS NULL OR c.consumer_group = p_group)) x
      CROSS JOIN LATERAL (
-           SELECT CASE WHEN x.lag > 0 THEN queen.log_written_at_v1(x.id, x.done + 1) END AS at) o
+           SELECT CASE WHEN x.lag > 0 THEN queen.log_written_at_v1(x.id, x.done + 1) END AS at
+           OFFSET 0) o  -- a fence: the step is taken once, not once for every use
 $$;
 
 -- Every group of a tenant on every queue where it has a cursor, by group and queue.
