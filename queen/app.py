@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import gevent
@@ -23,6 +23,7 @@ from werkzeug.routing import RequestRedirect
 
 from queen.api import blueprints
 from queen.api.http import Answer, Environ, Host, Refusal, decode_segment
+from queen.engine.waiting import ClientGone
 from queen.log import Log
 
 StartResponse = Callable[..., Any]
@@ -30,6 +31,8 @@ Match = tuple[Callable[..., Any] | None, tuple[str, ...], Answer | None]
 
 NOT_FOUND = Answer(404, b'{"error":"Not Found","code":"no_such_route"}')
 NO_PAGE = Answer(404, b"Not Found", content_type="text/plain; charset=utf-8")
+# What gunicorn takes as: the application has written the response itself.
+HANDLED = cast(Iterable[bytes], ALREADY_HANDLED)
 _DRAIN_BYTES = 1 << 20
 _DRAIN_SECONDS = 1.0
 
@@ -66,6 +69,8 @@ class Broker(Flask):
         except Refusal as error:
             answer = error.answer()
             close = error.close
+        except ClientGone:
+            return _leave(environ)
         except Exception:
             # The answer tells nothing of the statement or of secrets: those are in the log.
             log.exception("request failed", method=method, path=path[:200])
@@ -92,9 +97,7 @@ class Broker(Flask):
             return None, (), None
         return view, tuple(decode_segment(text) for text in arguments.values()), None
 
-    def _send(
-        self, environ: Environ, start_response: StartResponse, answer: Answer, close: bool
-    ) -> Iterable[bytes]:
+    def _send(self, environ: Environ, start_response: StartResponse, answer: Answer, close: bool) -> Iterable[bytes]:
         """Writes an answer in one system call where gunicorn lets the application do so.
 
         gunicorn's own response writing checks every header by regular expression and sends head and
@@ -113,7 +116,16 @@ class Broker(Flask):
         client.sendall(_head(environ, answer, close) + (b"" if head_only else answer.body))
         if close:
             _drain(environ, client)
-        return ALREADY_HANDLED  # type: ignore[no-any-return]
+        return HANDLED
+
+
+def _leave(environ: Environ) -> Iterable[bytes]:
+    """Ends a connection whose client has left: there is nobody to answer."""
+    client: socket.socket | None = environ.get("gunicorn.socket")
+    if client is not None:
+        with suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
+    return HANDLED
 
 
 def _head(environ: Environ, answer: Answer, close: bool) -> bytes:
@@ -138,7 +150,7 @@ def _drain(environ: Environ, client: socket.socket) -> None:
     Closing at once would reset the connection under the answer; reading on without bound is what
     gunicorn would do.
     """
-    with suppress(Exception), gevent.Timeout(_DRAIN_SECONDS, False):
+    with suppress(Exception), gevent.Timeout(_DRAIN_SECONDS, False):  # type: ignore[arg-type]
         left = _DRAIN_BYTES
         while left > 0 and (part := environ["wsgi.input"].read(min(left, 65536))):
             left -= len(part)

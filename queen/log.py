@@ -76,7 +76,11 @@ class _JsonLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC)
         level = "WARN" if record.levelno == logging.WARNING else record.levelname
-        line = {"timestamp": f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z", "level": level, "message": record.getMessage()}
+        line = {
+            "timestamp": f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z",
+            "level": level,
+            "message": record.getMessage(),
+        }
         line.update(getattr(record, "fields", {}))
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)

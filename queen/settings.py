@@ -44,9 +44,7 @@ class Variable:
     maximum: float | None = None
 
 
-def _setting(
-    names: str, default: Any, about: str, minimum: float | None = None, maximum: float | None = None
-) -> Any:
+def _setting(names: str, default: Any, about: str, minimum: float | None = None, maximum: float | None = None) -> Any:
     kind = type(default).__name__
     return field(
         default=default,
@@ -101,6 +99,18 @@ class Settings:
 
     # Hot-list
     hotlist: bool = _setting("QUEEN_HOTLIST", True, "propose partitions to pops from memory")
+    hotlist_reseed_ms: int = _setting(
+        "QUEEN_HOTLIST_RESEED_MS", 30_000, "how often a ring looks for partitions written lately", 1
+    )
+    hotlist_reseed_full_ms: int = _setting(
+        "QUEEN_HOTLIST_RESEED_FULL_MS",
+        300_000,
+        "how often a ring is filled in full; 0: every reseed is full",
+        0,
+    )
+    hotlist_idle_sweep_ms: int = _setting(
+        "QUEEN_HOTLIST_IDLE_SWEEP_MS", 300_000, "forget a queue nobody popped for this long; 0: never", 0
+    )
 
     warnings: tuple[str, ...] = ()
 

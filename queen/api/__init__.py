@@ -6,7 +6,8 @@ from flask import Blueprint
 
 
 def blueprints() -> list[Blueprint]:
-    """Every blueprint of the broker. Made anew for each application, as two may live in one process."""
-    from queen.api import consumer_groups, dead_letters, health, queues
+    """Every blueprint of the broker."""
+    from queen.api import ack, consumer_groups, dead_letters, health, lease, pop, push, queues, transaction
 
-    return [health.blueprint, queues.blueprint, consumer_groups.blueprint, dead_letters.blueprint]
+    modules = (push, pop, ack, lease, transaction, queues, consumer_groups, dead_letters, health)
+    return [module.blueprint for module in modules]

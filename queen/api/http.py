@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote_plus, unquote_to_bytes
 
 from queen import codec
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from queen.engine.engine import Engine
 
 Environ = dict[str, Any]
-View = TypeVar("View", bound=Callable[..., "Answer"])
 
 _INT32 = re.compile(r"[+-]?[0-9]+")
 _CHUNK = 1 << 20
@@ -55,7 +54,7 @@ def json_answer(value: Any, status: int = 200) -> Answer:
 
 
 class Refusal(Exception):
-    """Ends a request with an error answer; ``body`` is encoded as JSON, a text becomes ``{"error": text}``."""
+    """Ends a request with an error; ``body`` is encoded as JSON, a text becomes ``{"error": text}``."""
 
     def __init__(self, status: int, body: str | dict[str, Any], close: bool = False) -> None:
         super().__init__(body)
@@ -193,13 +192,13 @@ def decode_segment(segment: str) -> str:
         raise Refusal(400, f"path segment {segment[:80]!r} is not UTF-8") from None
 
 
-def direct(view: View) -> View:
+def direct(view: Callable[..., Answer]) -> Callable[..., Any]:
     """Marks a view that takes a `Request` and returns an `Answer`: it runs without Flask's context."""
     view.direct = True  # type: ignore[attr-defined]
     return view
 
 
-def no_head(view: View) -> View:
+def no_head(view: Callable[..., Answer]) -> Callable[..., Answer]:
     """Marks a GET view with effects: a HEAD on it would lease a batch and drop it, so it is a 405."""
     view.no_head = True  # type: ignore[attr-defined]
     return view

@@ -32,6 +32,10 @@ def int4(value: int) -> bytes:
     return _INT4.pack(value)
 
 
+def int8(value: int) -> bytes:
+    return _INT8.pack(value)
+
+
 def boolean(value: bool) -> bytes:
     return TRUE if value else FALSE
 

@@ -8,7 +8,6 @@ round trip, measured with ``select 1``).
 
 from __future__ import annotations
 
-import select
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import gevent
 import psycopg
 from gevent.hub import get_hub
+from gevent.monkey import get_original
 from psycopg import errors, generators
 from psycopg.pq import ConnStatus, ExecStatus
 from psycopg.pq.abc import PGresult
@@ -27,6 +27,8 @@ from queen.log import Log
 log = Log("db")
 
 _READ = 1
+_POLLIN = 1
+_poll = get_original("select", "poll")  # gevent's own would switch greenlets
 _CANCEL_SECONDS = 5.0
 
 
@@ -100,8 +102,8 @@ class Connection(psycopg.Connection[Any]):
         """Whether nothing waits to be read: on an idle connection that would be the server's farewell."""
         if self.pgconn.status != ConnStatus.OK:
             return False
-        poll = select.poll()
-        poll.register(self.pgconn.socket, select.POLLIN)
+        poll = _poll()
+        poll.register(self.pgconn.socket, _POLLIN)
         return not poll.poll(0)
 
     def call(self, statement: Statement, parameters: Sequence[bytes | None]) -> PGresult:
@@ -117,9 +119,7 @@ class Connection(psycopg.Connection[Any]):
                 self.pgconn.send_prepare(statement.name.encode(), statement.sql.encode())
                 self._result(self.wait(generators.execute(self.pgconn)))
                 self._known.add(statement.name)
-            self.pgconn.send_query_prepared(
-                statement.name.encode(), parameters, [1] * len(parameters), result_format=1
-            )
+            self.pgconn.send_query_prepared(statement.name.encode(), parameters, [1] * len(parameters), result_format=1)
             return self._result(self.wait(generators.execute(self.pgconn)))
         except psycopg.Error as error:
             raise ConnectionLost(str(error) or "connection lost") from None

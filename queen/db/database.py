@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+from gevent.lock import Semaphore
 from psycopg.conninfo import make_conninfo
 from psycopg.pq.abc import PGresult
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
@@ -25,6 +26,7 @@ log = Log("pool")
 _POOL_WAIT_SECONDS = 5.0
 _CONNECT_SECONDS = 5
 _MINIMUM = 2
+_STATEMENTS = 16  # of the data plane at a time
 _SPARE = 10  # connections left to operators and tools
 
 # The data plane's tables are always entered by key. A plan made while a table was small must not stay a
@@ -56,6 +58,7 @@ class Database:
         self._conninfo = conninfo(settings)
         self._timeout = settings.statement_timeout_ms / 1000
         self.size = settings.pool_size
+        self._slots = Semaphore(_STATEMENTS)
         self._pool: ConnectionPool[Connection] | None = None
 
     def open(self) -> None:
@@ -114,8 +117,12 @@ class Database:
             pool.putconn(connection)
 
     def call(self, statement: Statement, parameters: Sequence[bytes | None]) -> PGresult:
-        """Runs one stored operation on a connection of the pool (see `Connection.call`)."""
-        with self.connection() as connection:
+        """Runs one stored operation on a connection of the pool (see `Connection.call`).
+
+        A slot comes before the connection: PostgreSQL does more with a few statements at a time than
+        with as many as the pool would let in.
+        """
+        with self._slots, self.connection() as connection:
             return connection.call(statement, parameters)
 
     def statistics(self) -> dict[str, Any]:

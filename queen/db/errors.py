@@ -10,6 +10,8 @@ class Unavailable(Exception):
 class StatementFailed(Exception):
     """PostgreSQL refused a statement. The text is the server's primary message and nothing else."""
 
+    lost = False
+
     def __init__(self, message: str, sqlstate: str = "", detail: str = "") -> None:
         super().__init__(message)
         self.message = message
@@ -19,3 +21,5 @@ class StatementFailed(Exception):
 
 class ConnectionLost(StatementFailed):
     """The connection broke or the statement was cancelled on the way: its outcome is unknown."""
+
+    lost = True

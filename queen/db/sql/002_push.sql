@@ -97,14 +97,15 @@ END $$;
 
 -- Appends one segment to each of several partitions in one transaction.
 -- Takes aligned arrays, one entry per partition (each partition once): tenant, queue, partition,
--- message count, hashes (16 bytes a message), blob, and what the caller vouches for: none of the
--- hashes occurs at or below p_verified within p_windows seconds (-1 vouches for nothing).
+-- message count, hashes (16 bytes a message), blob, and what the caller vouches for: in the partition
+-- with the id p_vouched none of the hashes occurs at or below p_verified within p_windows seconds
+-- (-1 vouches for nothing, and neither does an id of a partition that was deleted since).
 -- Returns one row per entry, in input order: either base_offset and created_at, or the duplicates
 -- (indexes from 0 and their lowest offsets), and then nothing of that entry was written.
 -- Raises QMULTI and QPUSH errors; any of them rolls back the whole bundle.
 CREATE OR REPLACE FUNCTION queen.log_push_multi_v1(
     p_tenants uuid[], p_queues text[], p_partitions text[], p_counts int[], p_hashes bytea[],
-    p_blobs bytea[], p_verified bigint[], p_windows int[])
+    p_blobs bytea[], p_vouched uuid[], p_verified bigint[], p_windows int[])
 RETURNS TABLE (i int, base_offset bigint, created_at timestamptz, dup_idx int[], dup_off bigint[],
                partition_id uuid, window_seconds int) LANGUAGE plpgsql AS $$
 DECLARE
@@ -122,6 +123,7 @@ DECLARE
 BEGIN
     IF coalesce(array_length(p_partitions, 1), 0) <> v_n OR coalesce(array_length(p_counts, 1), 0) <> v_n
        OR coalesce(array_length(p_hashes, 1), 0) <> v_n OR coalesce(array_length(p_blobs, 1), 0) <> v_n
+       OR coalesce(array_length(p_vouched, 1), 0) <> v_n
        OR coalesce(array_length(p_verified, 1), 0) <> v_n OR coalesce(array_length(p_windows, 1), 0) <> v_n THEN
         RAISE EXCEPTION 'QMULTI misaligned arrays';
     END IF;
@@ -167,7 +169,7 @@ BEGIN
                 p_partitions[v_ord[k]], p_queues[v_ord[k]];
         END IF;
         IF v_window[k] > 0 THEN
-            v_from := greatest(CASE WHEN p_windows[v_ord[k]] >= v_window[k]
+            v_from := greatest(CASE WHEN p_vouched[v_ord[k]] = v_ids[k] AND p_windows[v_ord[k]] >= v_window[k]
                                     THEN p_verified[v_ord[k]] ELSE -1 END, v_start[k] - 1);
             IF v_last[k] > v_from THEN
                 SELECT array_agg(f.i ORDER BY f.i), array_agg(f.off ORDER BY f.i)

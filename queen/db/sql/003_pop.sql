@@ -520,3 +520,12 @@ RETURNS TABLE (renewed int, expires_at timestamptz) LANGUAGE sql AS $$
         RETURNING c.lease_expires_at)
     SELECT count(*)::int, min(r.lease_expires_at) FROM renewed r
 $$;
+
+-- Gives a lease back before anybody saw the batch: its pop's client had left. Undoes the attempt too.
+CREATE OR REPLACE FUNCTION queen.log_release_lease_v1(p_worker text, p_group text, p_partitions uuid[])
+RETURNS void LANGUAGE sql AS $$
+    UPDATE queen.log_consumers c
+       SET worker_id = NULL, lease_expires_at = NULL, batch_end = NULL, lease_conflated = false,
+           attempt_count = greatest(c.attempt_count - 1, 0)
+     WHERE c.partition_id = ANY (p_partitions) AND c.consumer_group = p_group AND c.worker_id = p_worker
+$$;

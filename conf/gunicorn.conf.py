@@ -1,0 +1,28 @@
+"""gunicorn's settings for a broker: ``gunicorn -k gevent -c conf/gunicorn.conf.py queen.wsgi``.
+
+Everything here can be overridden on the command line or through GUNICORN_CMD_ARGS.
+"""
+
+import os
+
+bind = f"{os.environ.get('QUEEN_BIND_ADDR') or '0.0.0.0'}:{os.environ.get('PORT') or '6632'}"
+worker_class = "gevent"
+
+# Each parked long poll is a connection. Raise the open-files limit (ulimit -n) above this too.
+worker_connections = 20_000
+backlog = 4096
+
+# Well above the interval at which clients reuse a connection, or they meet resets.
+keepalive = 75
+
+# A worker reports itself alive once a second whatever its requests do: this never cuts a long poll.
+timeout = 60
+
+# Parked pops are answered at the signal; this bounds what is left.
+graceful_timeout = 20
+
+# One less socket to guard; systemd and signals do what it offers.
+control_socket_disable = True
+
+# Queue names travel in the path, percent-encoded: 255 characters of up to 12 bytes, twice.
+limit_request_line = 8190

@@ -1,0 +1,225 @@
+"""The three pop routes, and the answer they share."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+import msgspec
+from flask import Blueprint
+
+from queen.api.bodies import check_group
+from queen.api.http import (
+    NO_CONTENT,
+    Answer,
+    Refusal,
+    Request,
+    direct,
+    json_answer,
+    no_head,
+    parse_query,
+    strict_boolean,
+    strict_integer,
+)
+from queen.db.binary import timestamp_text
+from queen.db.operations import Claimed, Subscription
+from queen.engine import frames
+from queen.engine.identifiers import QUEUE_MODE, uuid_text
+from queen.engine.pop import PopFailed, Popped, PopRequest
+from queen.engine.waiting import Client
+
+blueprint = Blueprint("pop", __name__)
+
+_encode = msgspec.json.encode
+_PLAIN = re.compile(rb'[^"\\\x00-\x1f]*').fullmatch
+_DEFAULT_BATCH = 200
+_UINT64 = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PopParameters:
+    """The query of a pop, checked; timeout in milliseconds, None where the broker's default applies."""
+
+    batch: int
+    partitions: int
+    auto_ack: bool
+    wait: bool
+    timeout: int | None
+    lease: int
+    group: str
+    mode: str | None
+    start: str
+    namespace: str
+    task: str
+
+
+@lru_cache(maxsize=4096)
+def parameters(query: str) -> PopParameters:
+    """Reads a query string; raises a 400 `Refusal`. Cached, since a consumer repeats its own."""
+    p = dict(parse_query(query))
+    timeout = strict_integer(p, "timeout", -1, _UINT64, low=0)
+    strict_boolean(p, "conflation", False)
+    strict_boolean(p, "autopilot", False)
+    group = p.get("consumerGroup", QUEUE_MODE)
+    check_group(group)
+    mode = p.get("subscriptionMode")
+    start = p.get("subscriptionFrom", "")
+    if "\x00" in start:
+        raise Refusal(400, "control characters are not allowed in subscriptionFrom")
+    return PopParameters(
+        batch=max(strict_integer(p, "batch", _DEFAULT_BATCH), 1),
+        partitions=strict_integer(p, "partitions", 1),
+        auto_ack=strict_boolean(p, "autoAck", False),
+        wait=strict_boolean(p, "wait", False),
+        timeout=None if timeout < 0 else timeout,
+        lease=strict_integer(p, "leaseSeconds", 0),
+        group=group,
+        mode=None if mode is None else ("new" if mode in ("new", "new-only") else "all"),
+        start=start,
+        namespace=p.get("namespace", ""),
+        task=p.get("task", ""),
+    )
+
+
+def pop_request(request: Request, p: PopParameters) -> PopRequest:
+    settings = request.engine.settings
+    mode = p.mode or settings.subscription_mode
+    timeout = settings.pop_timeout_ms if p.timeout is None else p.timeout
+    return PopRequest(
+        request.tenant,
+        Subscription(p.group.encode(), mode.encode(), p.start.encode()),
+        p.batch,
+        max(p.partitions, 0),
+        max(p.lease, 0),
+        p.auto_ack,
+        p.wait,
+        timeout / 1000,
+        Client(request.environ.get("gunicorn.socket")),
+    )
+
+
+@blueprint.get("/api/v1/pop/queue/<queue>")
+@direct
+@no_head
+def pop_queue(request: Request, queue: str) -> Answer:
+    _check_name(queue, "queue")
+    p = parameters(request.query)
+    asked = pop_request(request, p)
+    try:
+        popped = request.engine.popper.wildcard(asked, queue.encode())
+    except PopFailed as error:
+        return json_answer({"error": str(error)}, 500)
+    return answer(popped, queue, p.group)
+
+
+@blueprint.get("/api/v1/pop/queue/<queue>/partition/<partition>")
+@direct
+@no_head
+def pop_partition(request: Request, queue: str, partition: str) -> Answer:
+    _check_name(queue, "queue")
+    _check_name(partition, "partition")
+    p = parameters(request.query)
+    asked = pop_request(request, p)
+    try:
+        popped = request.engine.popper.pinned(asked, queue.encode(), partition.encode())
+    except PopFailed as error:
+        return json_answer({"error": str(error)}, 500)
+    return answer(popped, queue, p.group)
+
+
+@blueprint.get("/api/v1/pop")
+@direct
+@no_head
+def pop_discovery(request: Request) -> Answer:
+    p = parameters(request.query)
+    if not p.namespace and not p.task:
+        return json_answer({"success": False, "error": "namespace or task is required", "messages": []}, 400)
+    _check_name(p.namespace, "namespace")
+    _check_name(p.task, "task")
+    asked = pop_request(request, p)
+    try:
+        popped = request.engine.popper.discovery(asked, p.namespace.encode(), p.task.encode())
+    except PopFailed as error:
+        return json_answer({"error": str(error)}, 500)
+    return answer(popped, "", p.group)
+
+
+def _check_name(name: str, what: str) -> None:
+    """A name no row can hold would fail in the database: it is refused before."""
+    if any(c < " " for c in name):
+        raise Refusal(400, f"control characters are not allowed in {what}: {name[:80]!r}")
+    if len(name) > 255:
+        raise Refusal(400, f"{what} exceeds 255 characters")
+
+
+def answer(popped: Popped | None, queue: str, group: str) -> Answer:
+    """The messages of a pop in the order of their claims, joined from bytes; 204 for none.
+
+    Raises `queen.engine.frames.BadSegment` for a segment that can't be decoded.
+    """
+    if popped is None:
+        return NO_CONTENT
+    group_json = _encode(group)
+    messages: list[bytes] = []
+    partitions: dict[bytes, bytes] = {}
+    for claim in popped.claims:
+        partitions.setdefault(claim.partition_id, claim.partition)
+        _render(messages, claim, popped.lease_id, group_json)
+    first_id, first_name = next(iter(partitions.items()))
+    body = b"".join(
+        (
+            b'{"success":true,"queue":',
+            _encode(queue),
+            b',"partition":',
+            _encode(first_name.decode()),
+            b',"partitionId":"',
+            uuid_text(first_id).encode(),
+            b'","leaseId":"',
+            popped.lease_id,
+            b'","consumerGroup":',
+            group_json,
+            b',"messages":[',
+            b",".join(messages),
+            b'],"partitionsClaimed":%d}' % len(partitions),
+        )
+    )
+    return Answer(200, body)
+
+
+def _render(messages: list[bytes], claim: Claimed, lease_id: bytes, group: bytes) -> None:
+    """The messages of one claimed segment: everything but id, keys and payload is the same for all."""
+    tail = b"".join(
+        (
+            b',"createdAt":"',
+            timestamp_text(claim.created_at).encode(),
+            b'","partitionId":"',
+            uuid_text(claim.partition_id).encode(),
+            b'","partition":',
+            _encode(claim.partition.decode()),
+            b',"leaseId":"',
+            lease_id,
+            b'","consumerGroup":',
+            group,
+            b"}",
+        )
+    )
+    for frame in frames.unpack(claim.blob, claim.start, claim.take):
+        key = frame.transaction_id
+        messages.append(
+            b"".join(
+                (
+                    b'{"id":"',
+                    uuid_text(frame.message_id).encode(),
+                    b'","transactionId":',
+                    b'"%b"' % key if _PLAIN(key) else _encode(key.decode()),
+                    b',"traceId":',
+                    b"null" if frame.trace_id is None else b'"%b"' % uuid_text(frame.trace_id).encode(),
+                    b',"data":',
+                    frame.payload or b"null",
+                    b',"producerSub":',
+                    b"null" if frame.subject is None else _encode(frame.subject.decode()),
+                    tail,
+                )
+            )
+        )

@@ -1,0 +1,579 @@
+"""The stored operations of the data plane, one typed method each: all of the broker's hot SQL is here.
+
+Parameters and results are binary (see `queen.db.binary`). Tenants, partition ids and message ids are the
+16 bytes of a UUID, names are UTF-8 bytes, times are microseconds since 2000-01-01 UTC.
+Every method raises what `queen.db.database.Database.call` raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg.pq.abc import PGresult
+
+from queen.db import binary
+from queen.db.connection import Statement
+from queen.db.database import Database
+
+
+@dataclass(slots=True)
+class SegmentWrite:
+    """A segment to append to one partition, and what the broker vouches for about its hashes."""
+
+    tenant: bytes
+    queue: bytes
+    partition: bytes
+    count: int
+    hashes: bytes
+    blob: bytes
+    vouched: bytes | None = None
+    verified: int = -1
+    window: int = 0
+
+
+@dataclass(slots=True)
+class SegmentWritten:
+    """Where a segment went (``base``), or which of its frames are duplicates and of which offsets."""
+
+    base: int | None
+    created_at: int
+    duplicates: dict[int, int]
+    partition_id: bytes
+    window: int
+
+
+@dataclass(slots=True)
+class HashRow:
+    """One row of the hash sidecar."""
+
+    base: int
+    created_at: int
+    hashes: bytes
+
+
+@dataclass(slots=True)
+class Subscription:
+    """How a pop subscribes its group on first contact."""
+
+    group: bytes
+    mode: bytes
+    start: bytes
+
+
+@dataclass(slots=True)
+class Terms:
+    """What a claim may take and on which terms. ``lease`` 0 is the queue's own, ``cap`` 0 is none."""
+
+    worker: bytes
+    budget: int
+    cap: int
+    lease: int
+    auto_ack: bool
+
+
+@dataclass(slots=True)
+class Claimed:
+    """One row of a claim: a chosen segment (verdict ``took``), or a candidate that gave nothing."""
+
+    partition: bytes
+    verdict: bytes
+    partition_id: bytes
+    base: int
+    start: int
+    take: int
+    created_at: int
+    batch_end: int
+    last_offset: int
+    until: int | None
+    blob: bytes
+
+
+@dataclass(slots=True)
+class AckWrite:
+    """An ack of one cursor. ``statuses`` is empty when all items are completed."""
+
+    tenant: bytes | None
+    partition_id: bytes
+    group: bytes
+    worker: bytes
+    hashes: bytes
+    statuses: bytes
+
+
+@dataclass(slots=True)
+class DeadLetter:
+    """The message an ack gives up on."""
+
+    offset: int
+    message_id: bytes
+    transaction_id: bytes
+    payload: bytes | None
+    subject: bytes | None
+    encrypted: bool
+    pushed_at: int | None
+    reason: bytes
+
+
+@dataclass(slots=True)
+class Acked:
+    """What became of an ack; ``items`` has one letter per item (see log_ack_v1), empty: all carried out."""
+
+    error: str | None
+    items: bytes
+    released: bool
+    retired: int
+    dead_offset: int | None
+    filed: bool
+
+
+@dataclass(slots=True)
+class Changed:
+    """A partition that was written: the position of its queue in the question, name and last offset."""
+
+    queue: int
+    name: bytes
+    last_offset: int
+
+
+@dataclass(slots=True)
+class Pending:
+    """A partition a ring should know, and where a walk of the pages goes on."""
+
+    partition_id: bytes
+    name: bytes
+    last_offset: int
+    last_write_at: int
+
+
+@dataclass(slots=True)
+class Flow:
+    """What a queue's configuration says about when its messages may go out."""
+
+    window_buffer: int = 0
+    delayed_processing: int = 0
+    min_pop_wait_ms: int = 0
+
+
+_PUSH = Statement(
+    "push_multi",
+    "SELECT i, base_offset, created_at, dup_idx, dup_off, partition_id, window_seconds"
+    " FROM queen.log_push_multi_v1($1::uuid[], $2::text[], $3::text[], $4::int[], $5::bytea[], $6::bytea[],"
+    " $7::uuid[], $8::bigint[], $9::int[])",
+)
+_HASHES = Statement("hashes_since", "SELECT * FROM queen.log_hashes_since_v1($1::uuid, $2::bigint, $3::int)")
+_SEGMENT_AT = Statement("segment_at", "SELECT * FROM queen.log_segment_at_v1($1::uuid, $2::bigint)")
+_POP_LIST = Statement(
+    "pop_list",
+    "SELECT * FROM queen.log_pop_list_v1($1::uuid, $2::text, $3::text[], $4::text, $5::text, $6::int, $7::int,"
+    " $8::int, $9::bool, $10::bool, $11::text, $12::text)",
+)
+_POP_SPECIFIC = Statement(
+    "pop_specific",
+    "SELECT * FROM queen.log_pop_specific_v1($1::uuid, $2::text, $3::text, $4::text, $5::text, $6::int, $7::int,"
+    " $8::bool, $9::text, $10::text)",
+)
+_POP_WILDCARD = Statement(
+    "pop_wildcard",
+    "SELECT * FROM queen.log_pop_wildcard_v1($1::uuid, $2::text, $3::text, $4::text, $5::int, $6::int, $7::int,"
+    " $8::bool, $9::text, $10::text)",
+)
+_POP_DISCOVER = Statement(
+    "pop_discover",
+    "SELECT * FROM queen.log_pop_discover_v1($1::uuid, $2::text, $3::text, $4::text, $5::text, $6::int, $7::int,"
+    " $8::int, $9::bool, $10::text, $11::text)",
+)
+_HAS_PENDING = Statement("has_pending", "SELECT queen.log_has_pending_v1($1::uuid, $2::text, $3::text)")
+_DISCOVER_HAS_PENDING = Statement(
+    "discover_has_pending",
+    "SELECT queen.log_discover_has_pending_v1($1::uuid, $2::text, $3::text, $4::text)",
+)
+_RENEW = Statement("renew_lease", "SELECT * FROM queen.log_renew_lease_v1($1::uuid, $2::text, $3::int, $4::uuid[])")
+_RELEASE = Statement("release_lease", "SELECT queen.log_release_lease_v1($1::text, $2::text, $3::uuid[])")
+_ACK_MULTI = Statement(
+    "ack_multi",
+    "SELECT * FROM queen.log_ack_multi_v1($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::bytea[], $6::text[])",
+)
+_ACK = Statement(
+    "ack",
+    "SELECT error, items, released, retired, dead_offset, filed"
+    " FROM queen.log_ack_v1($1::uuid, $2::uuid, $3::text, $4::text, NULL, $5::bytea, $6::text, $7::bigint,"
+    " $8::uuid, $9::text, $10::text, $11::text, $12::bool, $13::timestamptz, $14::text)",
+)
+_TRANSACTION = Statement(
+    "transaction",
+    "SELECT kind, i, items, released, filed, base_offset"
+    " FROM queen.log_transaction_v1($1::uuid, $2::text[], $3::text[], $4::int[], $5::bytea[], $6::bytea[],"
+    " $7::uuid[], $8::text[], $9::text[], $10::text[], $11::bytea[], $12::text[], $13::bigint[], $14::uuid[],"
+    " $15::text[], $16::text[], $17::text[], $18::int[], $19::text[])",
+)
+_RESEED = Statement(
+    "hotlist_reseed",
+    "SELECT * FROM queen.log_hotlist_reseed_v1($1::uuid, $2::text, $3::text, $4::uuid, $5::int)",
+)
+_RESEED_WINDOW = Statement(
+    "hotlist_reseed_window",
+    "SELECT * FROM queen.log_hotlist_reseed_window_v1($1::uuid, $2::text, $3::text, $4::timestamptz,"
+    " $5::timestamptz, $6::uuid, $7::int)",
+)
+_CHANGED = Statement(
+    "hotlist_changed", "SELECT * FROM queen.log_hotlist_changed_v1($1::uuid[], $2::text[], $3::timestamptz)"
+)
+_FLOW = Statement("queue_flow", "SELECT * FROM queen.log_queue_flow_v1($1::uuid, $2::text)")
+_PING = Statement("ping", "SELECT 1")
+
+
+class Operations:
+    """The data plane's calls over one pool."""
+
+    def __init__(self, database: Database) -> None:
+        self._call = database.call
+
+    def ping(self) -> None:
+        """One round trip."""
+        self._call(_PING, ())
+
+    def push(self, segments: Sequence[SegmentWrite]) -> list[SegmentWritten]:
+        """Appends segments to disjoint partitions in one transaction; results in the same order."""
+        result = self._call(
+            _PUSH,
+            (
+                binary.uuids([s.tenant for s in segments]),
+                binary.texts([s.queue for s in segments]),
+                binary.texts([s.partition for s in segments]),
+                binary.int4s([s.count for s in segments]),
+                binary.byteas([s.hashes for s in segments]),
+                binary.byteas([s.blob for s in segments]),
+                binary.uuids([s.vouched for s in segments]),
+                binary.int8s([s.verified for s in segments]),
+                binary.int4s([s.window for s in segments]),
+            ),
+        )
+        written: list[SegmentWritten | None] = [None] * len(segments)
+        get = result.get_value
+        for row in range(result.ntuples):
+            base, at, dup_idx, dup_off = (get(row, column) for column in (1, 2, 3, 4))
+            written[binary.read_int4(get(row, 0) or b"") - 1] = SegmentWritten(
+                base=None if base is None else binary.read_int8(base),
+                created_at=0 if at is None else binary.read_int8(at),
+                duplicates=dict(zip(binary.read_int4s(dup_idx), binary.read_int8s(dup_off or b""), strict=True))
+                if dup_idx is not None
+                else {},
+                partition_id=get(row, 5) or b"",
+                window=binary.read_int4(get(row, 6) or b""),
+            )
+        return [w for w in written if w is not None]
+
+    def hashes_since(self, partition_id: bytes, offset: int, window: int) -> list[HashRow]:
+        """The hash rows that hold offsets from ``offset`` on and are not older than ``window`` seconds."""
+        result = self._call(_HASHES, (partition_id, binary.int8(offset), binary.int4(window)))
+        get = result.get_value
+        return [
+            HashRow(binary.read_int8(get(r, 0) or b""), binary.read_int8(get(r, 1) or b""), get(r, 2) or b"")
+            for r in range(result.ntuples)
+        ]
+
+    def segment_at(self, partition_id: bytes, offset: int) -> tuple[int, int, bytes] | None:
+        """Base, creation time and blob of the segment that covers an offset, or None."""
+        result = self._call(_SEGMENT_AT, (partition_id, binary.int8(offset)))
+        if not result.ntuples:
+            return None
+        base, at, blob = (result.get_value(0, column) or b"" for column in range(3))
+        return binary.read_int8(base), binary.read_int8(at), blob
+
+    def pop_list(
+        self,
+        tenant: bytes,
+        queue: bytes,
+        candidates: Sequence[bytes],
+        subscription: Subscription,
+        terms: Terms,
+        debounced: bool,
+    ) -> list[Claimed]:
+        """Claims from named candidates of a queue, in their order."""
+        return _claims(
+            self._call(
+                _POP_LIST,
+                (
+                    tenant,
+                    queue,
+                    binary.texts(candidates),
+                    subscription.group,
+                    terms.worker,
+                    binary.int4(terms.budget),
+                    binary.int4(terms.cap),
+                    binary.int4(terms.lease),
+                    binary.boolean(terms.auto_ack),
+                    binary.boolean(debounced),
+                    subscription.mode,
+                    subscription.start,
+                ),
+            )
+        )
+
+    def pop_specific(
+        self, tenant: bytes, queue: bytes, partition: bytes, subscription: Subscription, terms: Terms
+    ) -> list[Claimed]:
+        """Claims one partition."""
+        return _claims(
+            self._call(
+                _POP_SPECIFIC,
+                (
+                    tenant,
+                    queue,
+                    partition,
+                    subscription.group,
+                    terms.worker,
+                    binary.int4(terms.budget),
+                    binary.int4(terms.lease),
+                    binary.boolean(terms.auto_ack),
+                    subscription.mode,
+                    subscription.start,
+                ),
+            )
+        )
+
+    def pop_wildcard(self, tenant: bytes, queue: bytes, subscription: Subscription, terms: Terms) -> list[Claimed]:
+        """Registers the group on the queue if need be, and claims from a scan of its partitions."""
+        return _claims(self._call(_POP_WILDCARD, (tenant, queue, *_scan(subscription, terms))))
+
+    def pop_discover(
+        self, tenant: bytes, namespace: bytes, task: bytes, subscription: Subscription, terms: Terms
+    ) -> list[Claimed]:
+        """The same over every queue with this namespace and task."""
+        return _claims(self._call(_POP_DISCOVER, (tenant, namespace, task, *_scan(subscription, terms))))
+
+    def has_pending(self, tenant: bytes, queue: bytes, group: bytes) -> bool:
+        return self._call(_HAS_PENDING, (tenant, queue, group)).get_value(0, 0) == binary.TRUE
+
+    def discover_has_pending(self, tenant: bytes, namespace: bytes, task: bytes, group: bytes) -> bool:
+        result = self._call(_DISCOVER_HAS_PENDING, (tenant, namespace, task, group))
+        return result.get_value(0, 0) == binary.TRUE
+
+    def renew_lease(
+        self, tenant: bytes, worker: bytes, seconds: int, partitions: Sequence[bytes] | None
+    ) -> tuple[int, int | None]:
+        """Number of leases renewed and the earliest new expiry."""
+        where = None if partitions is None else binary.uuids(partitions)
+        result = self._call(_RENEW, (tenant, worker, binary.int4(seconds), where))
+        at = result.get_value(0, 1)
+        return binary.read_int4(result.get_value(0, 0) or b""), None if at is None else binary.read_int8(at)
+
+    def release_lease(self, worker: bytes, group: bytes, partitions: Sequence[bytes]) -> None:
+        """Gives back leases whose batch nobody saw."""
+        self._call(_RELEASE, (worker, group, binary.uuids(partitions)))
+
+    def ack_multi(self, acks: Sequence[AckWrite]) -> list[Acked]:
+        """Several acks in one transaction; an ack that wants a dead letter filed has changed nothing."""
+        result = self._call(
+            _ACK_MULTI,
+            (
+                binary.uuids([a.tenant for a in acks]),
+                binary.uuids([a.partition_id for a in acks]),
+                binary.texts([a.group for a in acks]),
+                binary.texts([a.worker for a in acks]),
+                binary.byteas([a.hashes for a in acks]),
+                binary.texts([a.statuses for a in acks]),
+            ),
+        )
+        acked: list[Acked | None] = [None] * len(acks)
+        for row in range(result.ntuples):
+            acked[binary.read_int4(result.get_value(row, 0) or b"") - 1] = _acked(result, row, 1)
+        return [a for a in acked if a is not None]
+
+    def ack_dead(self, ack: AckWrite, letter: DeadLetter) -> Acked:
+        """One ack that brings the message it may dead-letter."""
+        result = self._call(
+            _ACK,
+            (
+                ack.tenant,
+                ack.partition_id,
+                ack.group,
+                ack.worker,
+                ack.hashes,
+                ack.statuses,
+                binary.int8(letter.offset),
+                letter.message_id,
+                letter.transaction_id,
+                letter.payload,
+                letter.subject,
+                binary.boolean(letter.encrypted),
+                None if letter.pushed_at is None else binary.int8(letter.pushed_at),
+                letter.reason,
+            ),
+        )
+        return _acked(result, 0, 0)
+
+    def transaction(
+        self,
+        tenant: bytes,
+        pushes: Sequence[SegmentWrite],
+        acks: Sequence[AckWrite],
+        leases: Sequence[bytes],
+        letters: Sequence[DeadLetter | None],
+    ) -> tuple[list[int], list[Acked]]:
+        """Commits pushes and acks together; the pushes' bases and the acks' outcomes. A refusal raises."""
+        result = self._call(
+            _TRANSACTION,
+            (
+                tenant,
+                binary.texts([s.queue for s in pushes]),
+                binary.texts([s.partition for s in pushes]),
+                binary.int4s([s.count for s in pushes]),
+                binary.byteas([s.hashes for s in pushes]),
+                binary.byteas([s.blob for s in pushes]),
+                binary.uuids([a.partition_id for a in acks]),
+                binary.texts([a.group for a in acks]),
+                binary.texts([a.worker for a in acks]),
+                binary.texts(leases),
+                binary.byteas([a.hashes for a in acks]),
+                binary.texts([a.statuses for a in acks]),
+                binary.array(binary.OID_INT8, [binary.int8(d.offset) if d else None for d in letters]),
+                binary.uuids([d.message_id if d else None for d in letters]),
+                binary.texts([d.transaction_id if d else None for d in letters]),
+                binary.texts([d.payload if d else None for d in letters]),
+                binary.texts([d.subject if d else None for d in letters]),
+                binary.int4s([int(d.encrypted) if d else 0 for d in letters]),
+                binary.texts([d.reason if d else None for d in letters]),
+            ),
+        )
+        bases = [0] * len(pushes)
+        acked: list[Acked | None] = [None] * len(acks)
+        for row in range(result.ntuples):
+            kind, i, items, released, filed, base = (result.get_value(row, c) for c in range(6))
+            position = binary.read_int4(i or b"") - 1
+            if kind == b"push":
+                bases[position] = binary.read_int8(base or b"")
+            else:
+                acked[position] = Acked(None, items or b"", released == binary.TRUE, 0, None, filed == binary.TRUE)
+        return bases, [a for a in acked if a is not None]
+
+    def hotlist_reseed(
+        self, tenant: bytes, queue: bytes, group: bytes, after: bytes | None, limit: int
+    ) -> list[Pending]:
+        """A page of the queue's partitions with work for a group, in the order of their ids."""
+        result = self._call(_RESEED, (tenant, queue, group, after, binary.int4(limit)))
+        get = result.get_value
+        return [
+            Pending(get(r, 0) or b"", get(r, 1) or b"", binary.read_int8(get(r, 2) or b""), 0)
+            for r in range(result.ntuples)
+        ]
+
+    def hotlist_reseed_window(
+        self, tenant: bytes, queue: bytes, group: bytes, since: int, after: Pending | None, limit: int
+    ) -> list[Pending]:
+        """The same for partitions written since a time, in the order of (last write, id)."""
+        result = self._call(
+            _RESEED_WINDOW,
+            (
+                tenant,
+                queue,
+                group,
+                binary.int8(since),
+                None if after is None else binary.int8(after.last_write_at),
+                None if after is None else after.partition_id,
+                binary.int4(limit),
+            ),
+        )
+        get = result.get_value
+        return [
+            Pending(
+                get(r, 0) or b"",
+                get(r, 1) or b"",
+                binary.read_int8(get(r, 2) or b""),
+                binary.read_int8(get(r, 3) or b""),
+            )
+            for r in range(result.ntuples)
+        ]
+
+    def hotlist_changed(self, queues: Sequence[tuple[bytes, bytes]], since: int | None) -> tuple[int, list[Changed]]:
+        """The time to ask from next, and the partitions of the (tenant, queue) pairs written since."""
+        result = self._call(
+            _CHANGED,
+            (
+                binary.uuids([tenant for tenant, _ in queues]),
+                binary.texts([queue for _, queue in queues]),
+                None if since is None else binary.int8(since),
+            ),
+        )
+        get = result.get_value
+        now = binary.read_int8(get(0, 3) or b"")
+        return now, [
+            Changed(binary.read_int4(get(r, 0) or b"") - 1, get(r, 1) or b"", binary.read_int8(get(r, 2) or b""))
+            for r in range(1, result.ntuples)
+        ]
+
+    def queue_flow(self, tenant: bytes, queue: bytes) -> Flow | None:
+        result = self._call(_FLOW, (tenant, queue))
+        if not result.ntuples:
+            return None
+        return Flow(*(binary.read_int4(result.get_value(0, c) or binary.int4(0)) for c in range(3)))
+
+
+def _scan(subscription: Subscription, terms: Terms) -> tuple[bytes, ...]:
+    return (
+        subscription.group,
+        terms.worker,
+        binary.int4(terms.budget),
+        binary.int4(terms.cap),
+        binary.int4(terms.lease),
+        binary.boolean(terms.auto_ack),
+        subscription.mode,
+        subscription.start,
+    )
+
+
+def _claims(result: PGresult) -> list[Claimed]:
+    get = result.get_value
+    read_int4, read_int8 = binary.read_int4, binary.read_int8
+    rows: list[Claimed] = []
+    for r in range(result.ntuples):
+        verdict = get(r, 1) or b""
+        until, last = get(r, 9), get(r, 8)
+        if verdict == b"took":
+            rows.append(
+                Claimed(
+                    get(r, 0) or b"",
+                    verdict,
+                    get(r, 2) or b"",
+                    read_int8(get(r, 3) or b""),
+                    read_int4(get(r, 4) or b""),
+                    read_int4(get(r, 5) or b""),
+                    read_int8(get(r, 6) or b""),
+                    read_int8(get(r, 7) or b""),
+                    read_int8(last or b""),
+                    None if until is None else read_int8(until),
+                    get(r, 10) or b"",
+                )
+            )
+        else:
+            rows.append(
+                Claimed(
+                    get(r, 0) or b"",
+                    verdict,
+                    get(r, 2) or b"",
+                    -1,
+                    0,
+                    0,
+                    0,
+                    -1,
+                    -1 if last is None else read_int8(last),
+                    None if until is None else read_int8(until),
+                    b"",
+                )
+            )
+    return rows
+
+
+def _acked(result: PGresult, row: int, first: int) -> Acked:
+    """An outcome from the columns error, items, released, retired, dead_offset and, if there, filed."""
+    error, items, released, retired, dead = (result.get_value(row, first + c) for c in range(5))
+    filed = result.nfields > first + 5 and result.get_value(row, first + 5) == binary.TRUE
+    return Acked(
+        error=None if error is None else error.decode(),
+        items=items or b"",
+        released=released == binary.TRUE,
+        retired=binary.read_int8(retired) if retired else 0,
+        dead_offset=None if dead is None else binary.read_int8(dead),
+        filed=filed,
+    )

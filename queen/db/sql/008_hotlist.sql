@@ -1,0 +1,54 @@
+-- Hot-list: how a broker's memory of pending partitions is filled from the database.
+
+-- Pending partitions of a queue for a group, a page at a time in the order of (last_write_at, id) when
+-- p_since limits it to partitions written since, in the order of id when p_since is null.
+-- p_after_at, p_after_id: the last row of the previous page (null for the first).
+-- Leased partitions are included; a partition without cursor is pending.
+CREATE OR REPLACE FUNCTION queen.log_hotlist_reseed_window_v1(
+    p_tenant uuid, p_queue text, p_group text, p_since timestamptz, p_after_at timestamptz, p_after_id uuid,
+    p_limit int)
+RETURNS TABLE (id uuid, name text, last_offset bigint, last_write_at timestamptz) LANGUAGE sql STABLE AS $$
+    SELECT p.id, p.name, p.last_offset, p.last_write_at
+      FROM queen.queues q
+      JOIN queen.log_partitions p ON p.queue_id = q.id
+      LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.consumer_group = p_group
+     WHERE q.tenant_id = p_tenant AND q.name = p_queue AND p.last_write_at >= p_since
+       AND (p_after_id IS NULL OR (p.last_write_at, p.id) > (p_after_at, p_after_id))
+       AND (c.partition_id IS NULL OR p.last_offset > c.committed)
+     ORDER BY p.last_write_at, p.id LIMIT p_limit
+$$;
+
+CREATE OR REPLACE FUNCTION queen.log_hotlist_reseed_v1(
+    p_tenant uuid, p_queue text, p_group text, p_after_id uuid, p_limit int)
+RETURNS TABLE (id uuid, name text, last_offset bigint) LANGUAGE sql STABLE AS $$
+    SELECT p.id, p.name, p.last_offset
+      FROM queen.log_partitions p
+      LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.consumer_group = p_group
+     WHERE p.queue_id = (SELECT q.id FROM queen.queues q WHERE q.tenant_id = p_tenant AND q.name = p_queue)
+       AND p.id > coalesce(p_after_id, '00000000-0000-0000-0000-000000000000')
+       AND (c.partition_id IS NULL OR p.last_offset > c.committed)
+     ORDER BY p.id LIMIT p_limit
+$$;
+
+-- Partitions of some queues written since a time: one question for everything a worker has pops parked
+-- on, so that a push whose hint was lost is found within one poll interval. p_since null means now.
+-- Returns the position of the queue, the partition and its last offset; and first one row with position
+-- 0 whose at is the time to ask from next.
+CREATE OR REPLACE FUNCTION queen.log_hotlist_changed_v1(
+    p_tenants uuid[], p_queues text[], p_since timestamptz)
+RETURNS TABLE (i int, name text, last_offset bigint, at timestamptz) LANGUAGE sql STABLE AS $$
+    SELECT 0, NULL::text, NULL::bigint, statement_timestamp()
+    UNION ALL
+    SELECT u.i::int, p.name, p.last_offset, NULL::timestamptz
+      FROM unnest(p_tenants, p_queues) WITH ORDINALITY AS u (tenant, queue, i)
+      JOIN queen.queues q ON q.tenant_id = u.tenant AND q.name = u.queue
+      JOIN queen.log_partitions p ON p.queue_id = q.id AND p.last_write_at >= p_since
+$$;
+
+-- What the pop path needs to know of a queue's configuration: seconds of window buffer and of delay,
+-- milliseconds to wait for a fuller batch. No row for a queue that does not exist.
+CREATE OR REPLACE FUNCTION queen.log_queue_flow_v1(p_tenant uuid, p_queue text)
+RETURNS TABLE (window_buffer int, delayed_processing int, min_pop_wait_time int) LANGUAGE sql STABLE AS $$
+    SELECT q.window_buffer, q.delayed_processing, q.min_pop_wait_time
+      FROM queen.queues q WHERE q.tenant_id = p_tenant AND q.name = p_queue
+$$;

@@ -1,0 +1,199 @@
+"""What a broker remembers of the hash sidecar, so that a push need not be probed for duplicates.
+
+Deduplication is decided in SQL under the partition's lock. This cache only says up to which offset the
+broker vouches that none of a segment's hashes occurs (`verified`); -1 vouches for nothing and is always
+right. An entry may vouch only if it knows every hash from the start of the window to `verified`, so it is
+born from a new partition or from a read of the whole window, and grows only contiguously. A hash that is
+found here is no verdict either: the segment is then probed in full.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from queen.db.operations import HashRow, SegmentWritten
+from queen.log import Log
+
+log = Log("dedup")
+
+Key = tuple[bytes, bytes, bytes]  # tenant, queue, partition
+
+_BYTES_PER_HASH = 110  # a bytes object of 16, its slot in a set and its place in a block
+_SLACK = 5_000_000  # microseconds by which an entry outlives the window
+_BUSY_SECONDS = 5.0
+_COOLDOWN_SECONDS = 30.0
+_BLOCK_SECONDS = 1_000_000
+# A gap this long (another broker pushes too) is worth reading; a shorter one is cheaper to probe.
+_GAP = 2048
+
+Block = tuple[int, list[bytes]]
+
+
+@dataclass(slots=True)
+class Vouch:
+    """What a push may tell SQL: in this partition nothing of the segment occurs at or below verified."""
+
+    partition_id: bytes | None = None
+    verified: int = -1
+    window: int = 0
+
+
+_NOTHING = Vouch()
+
+
+@dataclass(slots=True)
+class Entry:
+    """The hashes of one partition's window, as far as the broker knows them without a gap."""
+
+    partition_id: bytes
+    window: int  # seconds the entry covers
+    verified: int = -1
+    behind: int = -1  # highest offset heard of
+    known: set[bytes] = field(default_factory=set)
+    blocks: deque[Block] = field(default_factory=deque)
+    used: float = 0.0
+
+    def append(self, base: int, created_at: int, hashes: Sequence[bytes]) -> bool:
+        """Adds the hashes at ``base``, which must follow `verified`. False: the entry must be dropped."""
+        self.expire(created_at)
+        before = len(self.known)
+        self.known.update(hashes)
+        if len(self.known) - before != len(hashes):
+            return False  # a hash twice: its block's expiry would forget the later one
+        self.verified = base + len(hashes) - 1
+        if self.blocks and created_at - self.blocks[-1][0] < _BLOCK_SECONDS:
+            self.blocks[-1][1].extend(hashes)
+        else:
+            self.blocks.append((created_at, list(hashes)))
+        return True
+
+    def expire(self, now: int) -> None:
+        """Forgets blocks that left the window. A block is as old as its first hash plus its second."""
+        horizon = now - self.window * 1_000_000 - _SLACK - _BLOCK_SECONDS
+        while self.blocks and self.blocks[0][0] < horizon:
+            self.known.difference_update(self.blocks.popleft()[1])
+
+
+class DedupCache:
+    """The entries of one worker under one memory cap."""
+
+    def __init__(self, enabled: bool, megabytes: int) -> None:
+        self.enabled = enabled
+        self._cap = megabytes * 1_000_000 // _BYTES_PER_HASH
+        self._entries: OrderedDict[Key, Entry] = OrderedDict()
+        self._count = 0
+        self._suppressed: dict[Key, float] = {}
+
+    @property
+    def hashes(self) -> int:
+        return self._count
+
+    @property
+    def suppressed(self) -> int:
+        """Partitions that got no entry for want of memory."""
+        return len(self._suppressed)
+
+    def vouch(self, key: Key, hashes: Sequence[bytes]) -> Vouch:
+        """How far the broker vouches for a segment's hashes."""
+        entry = self._entries.get(key)
+        if entry is None or not entry.known.isdisjoint(hashes):
+            return _NOTHING
+        entry.used = time.monotonic()
+        self._entries.move_to_end(key)
+        return Vouch(entry.partition_id, entry.verified, entry.window)
+
+    def pushed(self, key: Key, written: SegmentWritten, hashes: Sequence[bytes]) -> Vouch | None:
+        """Takes note of a committed segment.
+
+        Returns what has to be read to bring the entry up to date (from ``verified`` + 1, for ``window``
+        seconds) and given to `read`, or None.
+        """
+        if not self.enabled or written.base is None or written.window <= 0:
+            self.drop(key)
+            return None
+        entry = self._entries.get(key)
+        if entry is not None and (entry.partition_id != written.partition_id or entry.window < written.window):
+            self.drop(key)
+            entry = None
+        if entry is None:
+            if not self._room(key):
+                return None
+            entry = Entry(written.partition_id, written.window, used=time.monotonic())
+            self._entries[key] = entry
+        entry.behind = max(entry.behind, written.base + len(hashes) - 1)
+        if written.base == entry.verified + 1:
+            self._append(key, entry, written.base, written.created_at, hashes)
+            return None
+        if written.base > entry.verified + 1 and (entry.verified < 0 or entry.behind - entry.verified > _GAP):
+            return Vouch(entry.partition_id, entry.verified, entry.window)
+        return None
+
+    def read(self, key: Key, vouch: Vouch, rows: Sequence[HashRow]) -> None:
+        """Takes the rows that `pushed` asked for. The first read of an entry covers the whole window."""
+        entry = self._entries.get(key)
+        if entry is None or entry.partition_id != vouch.partition_id:
+            return
+        if self._count + sum(len(row.hashes) for row in rows) // 16 > self._cap:
+            self._suppress(key)
+            return
+        for row in rows:
+            count = len(row.hashes) // 16
+            if row.base + count - 1 <= entry.verified:
+                continue
+            # Rows older than the window are not read: a fresh entry may begin at any base.
+            if row.base != entry.verified + 1 and not (entry.verified < 0 and not entry.blocks):
+                return
+            hashes = [row.hashes[k : k + 16] for k in range(0, len(row.hashes), 16)]
+            if not self._append(key, entry, row.base, row.created_at, hashes):
+                return
+
+    def drop(self, key: Key) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._count -= len(entry.known)
+
+    def drop_queue(self, tenant: bytes, queue: bytes) -> None:
+        for key in [k for k in self._entries if k[0] == tenant and k[1] == queue]:
+            self.drop(key)
+
+    def _append(self, key: Key, entry: Entry, base: int, at: int, hashes: Sequence[bytes]) -> bool:
+        before = len(entry.known)
+        sound = entry.append(base, at, hashes)
+        self._count += len(entry.known) - before
+        if not sound:
+            self.drop(key)
+            return False
+        if self._count > self._cap:
+            self._evict(key)
+        return key in self._entries
+
+    def _evict(self, current: Key) -> None:
+        """Makes room: entries unused for a while go first; when all are busy, this one goes."""
+        now = time.monotonic()
+        while self._count > self._cap * 0.9 and self._entries:
+            key, entry = next(iter(self._entries.items()))
+            if key == current or now - entry.used < _BUSY_SECONDS:
+                self._suppress(current)
+                return
+            self.drop(key)
+
+    def _suppress(self, key: Key) -> None:
+        self.drop(key)
+        self._suppressed[key] = time.monotonic() + _COOLDOWN_SECONDS
+        log.sampled(
+            60,
+            "cache full: pushes to some partitions are probed in full; raise QUEEN_DEDUP_CACHE_MB",
+            suppressed_partitions=len(self._suppressed),
+            hashes=self._count,
+        )
+
+    def _room(self, key: Key) -> bool:
+        until = self._suppressed.get(key)
+        if until is not None:
+            if time.monotonic() < until or self._count > self._cap * 0.9:
+                return False
+            del self._suppressed[key]
+        return self._count <= self._cap

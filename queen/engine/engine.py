@@ -1,0 +1,81 @@
+"""The engine of one worker: its services over one database, and what changes of queues and groups mean to
+them."""
+
+from __future__ import annotations
+
+import time
+
+import gevent
+
+from queen.db.database import Database
+from queen.db.operations import Operations
+from queen.engine.ack import Acker
+from queen.engine.dedup import DedupCache
+from queen.engine.hotlist import HotList
+from queen.engine.hotlist_scan import HotListScan
+from queen.engine.identifiers import Minter
+from queen.engine.leases import Leases
+from queen.engine.pop import Popper
+from queen.engine.push import Pusher
+from queen.engine.transaction import Transactor
+from queen.settings import Settings
+
+_FLUSH_SECONDS = 10.0
+
+
+class Engine:
+    """Push, pop, ack, leases and transactions, with the memory they share."""
+
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self.settings = settings
+        self.database = database
+        self.operations = Operations(database)
+        self.hotlist = HotList()
+        self.scan = HotListScan(settings, self.operations, self.hotlist)
+        self.leases = Leases(self.operations)
+        minter = Minter()
+        dedup = DedupCache(settings.dedup_cache, settings.dedup_cache_mb)
+        self.pusher = Pusher(settings, self.operations, self.hotlist, minter, dedup)
+        self.popper = Popper(settings, self.operations, self.hotlist, self.scan, minter, self.leases)
+        self.acker = Acker(self.operations, self.hotlist)
+        self.transactor = Transactor(settings, self.operations, self.hotlist, minter, self.acker)
+        self._loops: list[gevent.Greenlet[[], None]] = []
+
+    def start(self) -> None:
+        """Starts the loops that keep the hot-list turning."""
+        self._loops = [gevent.spawn(self.hotlist.turn), gevent.spawn(self.scan.run)]
+
+    def stop(self) -> None:
+        """Answers parked pops, lets flushes end, and stops the loops. The database stays open."""
+        self.popper.stop()
+        deadline = time.monotonic() + _FLUSH_SECONDS
+        self.pusher.fusion.drain(max(deadline - time.monotonic(), 0))
+        self.acker.fusion.drain(max(deadline - time.monotonic(), 0))
+        gevent.killall(self._loops)
+
+    def queue_changed(self, tenant: bytes, queue: str) -> None:
+        """A queue was configured or deleted: drops what was remembered of it, at once."""
+        name = queue.encode()
+        self.pusher.dedup.drop_queue(tenant, name)
+        self.hotlist.forget_queue(tenant, name)
+
+    def group_moved(self, tenant: bytes, queue: str | None, group: str, partition: str | None) -> None:
+        """Cursors of a group were moved or deleted, in one queue or (None) in all of the tenant's.
+
+        Its rings start over; with a partition named, that one is marked. Parked pops wake.
+        """
+        name = group.encode()
+        for (owner, lane_queue), lane in list(self.hotlist.lanes.items()):
+            if owner != tenant or (queue is not None and lane_queue != queue.encode()):
+                continue
+            ring = lane.rings.get(name)
+            if partition is not None:
+                self.hotlist.mark(lane, partition.encode(), 1, name)
+            elif ring is not None:
+                self.hotlist.forget_ring(ring)
+            lane.scanners.wake_all()
+            for gate in lane.pinned.values():
+                gate.wake_all()
+        gate_of_tenant = self.hotlist.discovery.get(tenant)
+        if gate_of_tenant is not None:
+            gate_of_tenant.wake_all()

@@ -1,0 +1,126 @@
+"""What fills the hot-list from the database: a ring's reseeds, and one scan for all that is being popped.
+
+A mark can be lost, and another broker's push may come without one. Every poll interval one statement asks
+which partitions of the queues popped here were written lately; now and then a ring is walked in full,
+which also finds cursors that moved backwards, or a group's missing ones.
+"""
+
+from __future__ import annotations
+
+import time
+
+import gevent
+
+from queen.db.errors import StatementFailed, Unavailable
+from queen.db.operations import Operations, Pending
+from queen.engine.hotlist import HotList, Lane, Ring
+from queen.log import Log
+from queen.settings import Settings
+
+log = Log("hotlist")
+
+_PAGE = 10_000
+_PAGES = 200
+_FLOW_SECONDS = 30.0
+_ACTIVE_SECONDS = 5.0
+# last_write_at is rewritten only when it is a second old, and a transaction may commit a while after it.
+_LATE_MICROSECONDS = 10_000_000
+
+
+class HotListScan:
+    """The scans of one worker; `run` lives as long as the worker does."""
+
+    def __init__(self, settings: Settings, operations: Operations, hotlist: HotList) -> None:
+        self._operations = operations
+        self._hotlist = hotlist
+        self._poll_seconds = settings.pop_wait_max_ms / 1000
+        self._reseed_seconds = settings.hotlist_reseed_ms / 1000
+        self._full_seconds = settings.hotlist_reseed_full_ms / 1000
+        self._sweep_seconds = settings.hotlist_idle_sweep_ms / 1000
+        self._since: int | None = None
+        self.scans = 0
+        self.reseeds = 0
+
+    def run(self) -> None:
+        swept = time.monotonic()
+        while True:
+            gevent.sleep(self._poll_seconds)
+            try:
+                self._changed()
+                self._due_reseeds()
+            except (Unavailable, StatementFailed) as error:
+                log.sampled(30, "scan failed", error=error)
+            except Exception:
+                log.exception("scan failed")
+            if self._sweep_seconds and time.monotonic() - swept > self._sweep_seconds:
+                swept = time.monotonic()
+                self._hotlist.sweep(self._sweep_seconds)
+
+    def refresh_flow(self, lane: Lane) -> None:
+        """Reads the queue's flow settings when they are older than half a minute."""
+        if time.monotonic() - lane.flow_read > _FLOW_SECONDS:
+            flow = self._operations.queue_flow(*lane.key)
+            if flow is not None:
+                lane.flow = flow
+                lane.flow_read = time.monotonic()
+
+    def reseed(self, ring: Ring) -> None:
+        """Walks every partition of the queue that has something for the group into the ring."""
+        self.reseeds += 1
+        ring.reseeded = ring.reseeded_full = time.monotonic()
+        tenant, queue = ring.lane.key
+        after: bytes | None = None
+        for _ in range(_PAGES):
+            page = self._operations.hotlist_reseed(tenant, queue, ring.group, after, _PAGE)
+            self._take(ring, page)
+            if len(page) < _PAGE:
+                return
+            after = page[-1].partition_id
+
+    def _take(self, ring: Ring, page: list[Pending]) -> None:
+        lane = ring.lane
+        for pending in page:
+            lane.offsets[pending.name] = max(pending.last_offset, lane.offsets.get(pending.name, -1))
+            if pending.name not in ring.entries:
+                self._hotlist.mark(lane, pending.name, 1, ring.group)
+
+    def _changed(self) -> None:
+        """One statement for every queue that is being popped here."""
+        now = time.monotonic()
+        lanes = [lane for lane in self._hotlist.lanes.values() if now - lane.used < _ACTIVE_SECONDS or lane.sleepers]
+        if not lanes:
+            self._since = None
+            return
+        since = None if self._since is None else self._since - _LATE_MICROSECONDS
+        self.scans += 1
+        self._since, changes = self._operations.hotlist_changed([lane.key for lane in lanes], since)
+        for change in changes:
+            self._hotlist.heard(lanes[change.queue], change.name, change.last_offset)
+
+    def _due_reseeds(self) -> None:
+        now = time.monotonic()
+        for lane in list(self._hotlist.lanes.values()):
+            for ring in list(lane.rings.values()):
+                if not ring.registered or now - ring.used > self._full_seconds > 0:
+                    continue
+                if self._full_seconds and now - ring.reseeded_full > self._full_seconds:
+                    self.reseed(ring)
+                elif now - ring.reseeded > self._reseed_seconds:
+                    self._reseed_window(ring)
+
+    def _reseed_window(self, ring: Ring) -> None:
+        """The same for partitions written within some reseed intervals; without full walks, all of them."""
+        if not self._full_seconds or self._since is None:
+            self.reseed(ring)
+            return
+        self.reseeds += 1
+        ring.reseeded = time.monotonic()
+        tenant, queue = ring.lane.key
+        since = self._since - int(max(4 * self._reseed_seconds, 120) * 1e6)
+        after: Pending | None = None
+        for _ in range(_PAGES):
+            page = self._operations.hotlist_reseed_window(tenant, queue, ring.group, since, after, _PAGE)
+            self._take(ring, page)
+            if len(page) < _PAGE:
+                return
+            after = page[-1]

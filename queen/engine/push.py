@@ -1,0 +1,296 @@
+"""Push: from checked items to committed segments.
+
+Items of a request are grouped by (queue, partition) in their order; each group becomes part of one
+segment. A group's frames wait for the partition's flush (see `queen.engine.fusion`) and its outcome comes
+with the commit: queued, duplicate with the original's id, or failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import gevent
+from gevent.event import Event
+
+from queen.db.errors import StatementFailed, Unavailable
+from queen.db.operations import Operations, SegmentWrite, SegmentWritten
+from queen.engine import frames
+from queen.engine.dedup import DedupCache, Key
+from queen.engine.fusion import Fusion
+from queen.engine.hotlist import HotList
+from queen.engine.identifiers import NO_MESSAGE, Minter, fingerprint, uuid_text
+from queen.log import Log
+from queen.settings import Settings
+
+log = Log("fusion")
+
+QUEUED = "queued"
+DUPLICATE = "duplicate"
+FAILED = "failed"
+
+
+@dataclass(slots=True)
+class Item:
+    """One message to push: names and ids in UTF-8, the payload as it was sent."""
+
+    queue: bytes
+    partition: bytes
+    payload: bytes
+    transaction_id: bytes | None = None
+    trace_id: bytes | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one item."""
+
+    message_id: str
+    transaction_id: bytes
+    status: str = FAILED
+    leader: int = -1  # position of the item this one repeats
+
+
+@dataclass(slots=True)
+class Group:
+    """The frames of one request for one partition, and where their outcomes go."""
+
+    key: Key
+    request: PushRequest
+    outcomes: list[Outcome] = field(default_factory=list)
+    frames: list[bytes] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+
+
+class PushRequest:
+    """One push call: its outcomes by position, and the event that all its groups are settled."""
+
+    __slots__ = ("_done", "_left", "outcomes")
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+        self._left = 0
+        self._done = Event()
+
+    def expect(self, groups: int) -> None:
+        self._left = groups
+
+    def settled(self) -> None:
+        """One more group has its outcome."""
+        self._left -= 1
+        if self._left == 0:
+            self._done.set()
+
+    def wait(self) -> list[Outcome]:
+        if self._left:
+            self._done.wait()
+        for outcome in self.outcomes:
+            if outcome.leader >= 0:
+                leader = self.outcomes[outcome.leader]
+                outcome.message_id = leader.message_id
+                outcome.status = FAILED if leader.status == FAILED else DUPLICATE
+        return self.outcomes
+
+
+class Pusher:
+    """The push path of one worker."""
+
+    def __init__(
+        self, settings: Settings, operations: Operations, hotlist: HotList, minter: Minter, dedup: DedupCache
+    ) -> None:
+        self._operations = operations
+        self._hotlist = hotlist
+        self._minter = minter
+        self._level = settings.zstd_level
+        self.dedup = dedup
+        self.fusion: Fusion[Key, Group] = Fusion(self._flush, settings.bundle_max, settings.fusion_max_inflight)
+
+    def push(self, tenant: bytes, items: Sequence[Item], subject: bytes | None) -> list[Outcome]:
+        """Stores items and waits for the commits; one outcome per item, in their order.
+
+        Raises nothing: what could not be stored is ``failed``.
+        """
+        request = PushRequest()
+        groups = self._group(request, tenant, items, subject)
+        request.expect(len(groups))
+        for group in groups:
+            self.fusion.submit(group.key, group)
+        return request.wait()
+
+    def _group(self, request: PushRequest, tenant: bytes, items: Sequence[Item], subject: bytes | None) -> list[Group]:
+        """Mints ids, folds repeats within the request, and encodes a frame for every other item."""
+        groups: dict[tuple[bytes, bytes], Group] = {}
+        seen: dict[tuple[bytes, bytes], dict[bytes, int]] = {}
+        outcomes = request.outcomes
+        mint, encode = self._minter.mint, frames.encode_frame
+        for item in items:
+            where = (item.queue, item.partition)
+            group = groups.get(where)
+            if group is None:
+                group = groups[where] = Group((tenant, item.queue, item.partition), request)
+                seen[where] = {}
+            message_id = mint()
+            text = uuid_text(message_id)
+            transaction_id = item.transaction_id
+            if transaction_id is None:
+                transaction_id = text.encode()
+            outcome = Outcome(text, transaction_id)
+            leader = seen[where].setdefault(transaction_id, len(outcomes))
+            if leader == len(outcomes):
+                group.outcomes.append(outcome)
+                group.hashes.append(fingerprint(transaction_id))
+                group.frames.append(encode(message_id, transaction_id, item.payload, subject, item.trace_id))
+            else:
+                outcome.leader = leader
+            outcomes.append(outcome)
+        return list(groups.values())
+
+    def _flush(self, bundle: list[tuple[Key, list[Group]]]) -> None:
+        """Commits the waiting groups of several partitions, and settles every one of them."""
+        segments = [Segment(key, groups) for key, groups in bundle]
+        try:
+            while segments:
+                self._commit(segments)
+                segments = [segment for segment in segments if segment.advance()]
+        finally:
+            for _, groups in bundle:
+                for group in groups:
+                    group.request.settled()
+
+    def _commit(self, segments: list[Segment]) -> None:
+        """One transaction for all segments, or, if a statement refuses it, one for each.
+
+        A refused bundle may be one segment's fault, and that must not cost its neighbours.
+        """
+        try:
+            self._write(segments)
+        except (Unavailable, StatementFailed) as error:
+            alone = isinstance(error, Unavailable) or error.lost or len(segments) == 1
+            name = "bundle pool.get error" if isinstance(error, Unavailable) else "bundle log_push_multi error"
+            log.sampled(10, name, error=error, partitions=len(segments))
+            for segment in segments:
+                if alone:
+                    segment.failed()
+                else:
+                    self._commit([segment])
+
+    def _write(self, segments: list[Segment]) -> None:
+        writes = []
+        for segment in segments:
+            vouch = self.dedup.vouch(segment.key, segment.hashes)
+            tenant, queue, partition = segment.key
+            write = SegmentWrite(
+                tenant,
+                queue,
+                partition,
+                len(segment.hashes),
+                b"".join(segment.hashes),
+                frames.pack(segment.frames, self._level),
+                vouch.partition_id,
+                vouch.verified,
+                vouch.window,
+            )
+            writes.append(write)
+        judged = list(zip(segments, self._operations.push(writes), strict=True))
+        for segment, written in judged:
+            if written.base is not None:
+                segment.queued()
+                self._remember(segment, written)
+                self._hotlist.pushed(segment.key, written.base + len(segment.hashes) - 1, len(segment.hashes))
+        for segment, written in judged:
+            if written.base is None:
+                segment.duplicates(self._originals(written))
+
+    def _remember(self, segment: Segment, written: SegmentWritten) -> None:
+        wanted = self.dedup.pushed(segment.key, written, segment.hashes)
+        if wanted is not None and wanted.partition_id is not None:
+            partition_id = wanted.partition_id
+            key = segment.key
+
+            def catch_up() -> None:
+                try:
+                    rows = self._operations.hashes_since(partition_id, wanted.verified + 1, wanted.window)
+                except (Unavailable, StatementFailed):
+                    return
+                self.dedup.read(key, wanted, rows)
+
+            gevent.spawn(catch_up)
+
+    def _originals(self, written: SegmentWritten) -> dict[int, str]:
+        """The message ids stored at the offsets that the duplicates of a segment repeat."""
+        found: dict[int, str] = {}
+        for index, offset in written.duplicates.items():
+            found[index] = NO_MESSAGE
+            try:
+                segment = self._operations.segment_at(written.partition_id, offset)
+                if segment is not None:
+                    base, _, blob = segment
+                    found[index] = uuid_text(frames.unpack(blob, offset - base, 1)[0].message_id)
+            except (Unavailable, StatementFailed, frames.BadSegment) as error:
+                # The verdict stands without it: the original only can't be named.
+                log.sampled(10, "original of a duplicate can't be read", error=error, offset=offset)
+        return found
+
+
+class Segment:
+    """The frames that go to one partition in one write: the waiting groups', up to the first repeat.
+
+    An id that two requests push at once is not decided here, since that depends on the queue's window:
+    the segment is cut in front of the second one, and SQL judges it with the next write.
+    """
+
+    __slots__ = ("_rest", "frames", "hashes", "key", "outcomes")
+
+    def __init__(self, key: Key, groups: list[Group]) -> None:
+        self.key = key
+        self.frames = [frame for group in groups for frame in group.frames]
+        self.hashes = [h for group in groups for h in group.hashes]
+        self.outcomes = [outcome for group in groups for outcome in group.outcomes]
+        self._rest: tuple[list[bytes], list[bytes], list[Outcome]] | None = None
+        self._cut()
+
+    def _cut(self) -> None:
+        self._rest = None
+        if len(set(self.hashes)) == len(self.hashes):
+            return
+        seen: set[bytes] = set()
+        for at, h in enumerate(self.hashes):
+            if h in seen:
+                self._rest = (self.frames[at:], self.hashes[at:], self.outcomes[at:])
+                self.frames, self.hashes, self.outcomes = (
+                    self.frames[:at],
+                    self.hashes[:at],
+                    self.outcomes[:at],
+                )
+                return
+            seen.add(h)
+
+    def queued(self) -> None:
+        for outcome in self.outcomes:
+            outcome.status = QUEUED
+        self.outcomes = []
+
+    def failed(self) -> None:
+        """Nothing of this segment is stored, nor of what stands behind it."""
+        self.outcomes = []
+        self._rest = None
+
+    def duplicates(self, originals: dict[int, str]) -> None:
+        """Gives the duplicates their verdict; the other frames are to be written again without them."""
+        for index, message_id in originals.items():
+            self.outcomes[index].status = DUPLICATE
+            self.outcomes[index].message_id = message_id
+        keep = [k for k in range(len(self.outcomes)) if k not in originals]
+        self.frames = [self.frames[k] for k in keep]
+        self.hashes = [self.hashes[k] for k in keep]
+        self.outcomes = [self.outcomes[k] for k in keep]
+
+    def advance(self) -> bool:
+        """Moves on to what is still to be written; False when nothing is."""
+        if self.outcomes:
+            return True
+        if self._rest is None:
+            return False
+        self.frames, self.hashes, self.outcomes = self._rest
+        self._cut()
+        return True

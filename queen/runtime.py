@@ -1,0 +1,149 @@
+"""What one worker owns: its engine, the order in which it starts and the order in which it stops.
+
+gunicorn's master binds the port before any worker runs, and it kills a worker that is silent for long
+while it boots. So nothing is opened at import; the engine starts in a greenlet of the running worker, and
+a request that comes earlier waits a little and is then told to come back.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import gevent
+import psycopg
+from gevent.event import Event
+
+from queen import __version__
+from queen.api.http import Environ, Refusal, Request
+from queen.db import schema
+from queen.db.database import Database, conninfo
+from queen.engine.engine import Engine
+from queen.engine.identifiers import DEFAULT_TENANT
+from queen.log import Log
+from queen.settings import Settings
+
+log = Log("boot")
+shutdown_log = Log("shutdown")
+
+FATAL_STATUS = 3  # on which gunicorn stops as a whole, instead of starting the worker again for ever
+_START_WAIT_SECONDS = 5.0
+_RETRY_SECONDS = 1.0
+
+
+class Runtime:
+    """The running broker of one worker process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.stopping = False
+        self._database = Database(settings)
+        self._engine: Engine | None = None
+        self._ready = Event()
+        self._started_in = 0
+
+    def request(self, environ: Environ, query: str) -> Request:
+        """Binds a request to the engine; raises a 503 `Refusal` when it is not up within 5 seconds."""
+        engine = self._engine
+        if engine is None:
+            self.start()
+            self._ready.wait(_START_WAIT_SECONDS)
+            engine = self._engine
+            if engine is None:
+                raise Refusal(503, "starting")
+        return Request(environ, query, engine, DEFAULT_TENANT, self.settings.max_body_bytes)
+
+    def start(self) -> None:
+        """Starts the engine in a greenlet of this process, once."""
+        if self._started_in != os.getpid():
+            self._started_in = os.getpid()
+            gevent.spawn(self._start)
+
+    def _start(self) -> None:
+        self._log_configuration()
+        if not self._apply_schema():
+            return
+        while not self._open_database():
+            gevent.sleep(_RETRY_SECONDS)
+        engine = Engine(self.settings, self._database)
+        engine.start()
+        self._engine = engine
+        self._ready.set()
+        log.info(
+            "listening",
+            version=__version__,
+            addr=f"{self.settings.bind_addr}:{self.settings.port}",
+            pool=self._database.size,
+        )
+
+    def _apply_schema(self) -> bool:
+        """Applies the schema, waiting for PostgreSQL as long as it takes. False: the worker is leaving."""
+        while self.settings.apply_schema:
+            try:
+                schema.apply(conninfo(self.settings))
+                return True
+            except schema.SchemaError as error:
+                log.error(f"FATAL: schema apply failed: {error}")
+                os._exit(FATAL_STATUS)
+            except psycopg.OperationalError as error:
+                log.sampled(10, "PostgreSQL is away; trying again", error=str(error).strip())
+                gevent.sleep(_RETRY_SECONDS)
+        return True
+
+    def _open_database(self) -> bool:
+        try:
+            self._database.open()
+            return True
+        except psycopg.OperationalError as error:
+            log.sampled(10, "PostgreSQL is away; trying again", error=str(error).strip())
+            return False
+
+    def _log_configuration(self) -> None:
+        s = self.settings
+        for warning in s.warnings:
+            log.warning(warning)
+        log.info(
+            "config: server",
+            version=__version__,
+            port=s.port,
+            pool=s.pool_size,
+            stmt_timeout_ms=s.statement_timeout_ms,
+            max_body_bytes=s.max_body_bytes,
+        )
+        log.info(
+            "config: postgres",
+            host=s.pg_host,
+            port=s.pg_port,
+            user=s.pg_user,
+            password=masked(s.pg_password),
+            database=s.pg_database,
+        )
+
+    def stop(self) -> None:
+        """Answers parked pops, flushes what is in flight and closes the pool."""
+        if self.stopping:
+            return
+        self.stopping = True
+        shutdown_log.info("signal received — draining in-flight requests")
+        started = time.monotonic()
+        if self._engine is not None:
+            self._engine.stop()
+        shutdown_log.info("shutdown complete", elapsed_ms=int((time.monotonic() - started) * 1000))
+
+    def stop_on_signals(self) -> None:
+        """Stops gracefully on SIGTERM before gunicorn's own handler begins to wait for open requests."""
+        previous = signal.getsignal(signal.SIGTERM)
+
+        def handle(number: int, frame: Any) -> None:
+            gevent.spawn(self.stop)
+            if callable(previous):
+                previous(number, frame)
+
+        signal.signal(signal.SIGTERM, handle)
+
+
+def masked(secret: str) -> str:
+    """How a log line shows a secret."""
+    return f"<set:{len(secret)} chars>" if secret else "<unset>"
