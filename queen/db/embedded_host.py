@@ -120,11 +120,12 @@ def reachable_bin_dir(bin_dir: Path, account: Account | None) -> Path:
     """Return the binaries' directory, or that of a copy in SYSTEM_DIR if the account can't run them."""
     if account is None or account.reaches(bin_dir / "postgres"):
         return bin_dir
-    made = (bin_dir / "postgres").stat().st_mtime_ns
-    copy = _system_dir() / f"postgresql-{hashlib.sha256(f'{bin_dir}:{made}'.encode()).hexdigest()[:12]}"
+    package, install = bin_dir.parent.parent, bin_dir.parent.name
+    identity = hashlib.sha256((bin_dir / "postgres").read_bytes()).hexdigest()[:12]
+    copy = _system_dir() / f"postgresql-{identity}"
     if not copy.exists():
-        _copy_install(bin_dir.parent, copy)
-    return copy / "bin"
+        _copy_install(package, install, copy)
+    return copy / package.name / install / bin_dir.name
 
 
 def cluster_version(cluster: Path) -> int | None:
@@ -152,11 +153,17 @@ def _system_dir() -> Path:
     return SYSTEM_DIR
 
 
-def _copy_install(install: Path, copy: Path) -> None:
-    """Copy an installation of PostgreSQL so that every account can run it."""
+def _copy_install(package: Path, install: str, copy: Path) -> None:
+    """Copy an installation of PostgreSQL, a directory of a package, so that every account can run it.
+
+    A wheel keeps shared libraries beside the package, where the binaries look for them by a relative path.
+    """
     unfinished = copy.with_suffix(f".{os.getpid()}")
     not_needed = shutil.ignore_patterns("include", "pgxs", "pkgconfig", "*.a")
-    shutil.copytree(install, unfinished, symlinks=True, ignore=not_needed)
+    libraries = f"{package.name}.libs"
+    for source, target in ((package / install, package.name), (package.with_name(libraries), "")):
+        if source.exists():
+            shutil.copytree(source, unfinished / target / source.name, symlinks=True, ignore=not_needed)
     for path in (unfinished, *unfinished.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
