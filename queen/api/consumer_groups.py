@@ -42,9 +42,7 @@ def list_groups(request: Request) -> Answer:
 def lagging(request: Request) -> Answer:
     """The partitions whose oldest unconsumed message has waited longer than ``minLagSeconds``."""
     seconds = lenient_integer(request.parameters(), "minLagSeconds", _HOUR)
-    return Answer(
-        200, administration.lagging_partitions(request.engine.database, request.tenant, seconds).encode()
-    )
+    return Answer(200, administration.lagging_partitions(request.engine.database, request.tenant, seconds).encode())
 
 
 @blueprint.get("/api/v1/consumer-groups/<group>")
@@ -74,9 +72,7 @@ def delete(request: Request, group: str) -> Answer:
 def delete_of_queue(request: Request, group: str, queue: str) -> Answer:
     """Makes a group start over on one queue."""
     metadata = lenient_boolean(request.parameters(), "deleteMetadata", True)
-    count = administration.delete_group_of_queue(
-        request.engine.database, request.tenant, queue, group, metadata
-    )
+    count = administration.delete_group_of_queue(request.engine.database, request.tenant, queue, group, metadata)
     _announce(request, queue, group, None)
     return json_answer(
         {
@@ -99,9 +95,7 @@ def subscription(request: Request, group: str) -> Answer:
     if not isinstance(timestamp, str) or not timestamp:
         raise Refusal(400, "subscriptionTimestamp is required")
     rows = administration.move_subscription(request.engine.database, request.tenant, group, timestamp)
-    return json_answer(
-        {"success": True, "consumerGroup": group, "newTimestamp": timestamp, "rowsUpdated": rows}
-    )
+    return json_answer({"success": True, "consumerGroup": group, "newTimestamp": timestamp, "rowsUpdated": rows})
 
 
 @blueprint.post("/api/v1/consumer-groups/<group>/queues/<queue>/seek")
@@ -126,9 +120,7 @@ def seek_partition(request: Request, group: str, queue: str, partition: str) -> 
     """Moves a group's cursor in one partition; without a target, to the end."""
     _check_group(group)
     timestamp = _target(request, blank_is_end=True)
-    moved = administration.seek_partition(
-        request.engine.database, request.tenant, queue, partition, group, timestamp
-    )
+    moved = administration.seek_partition(request.engine.database, request.tenant, queue, partition, group, timestamp)
     if not moved:
         return json_answer({"success": False, "error": "Partition not found"}, 404)
     answer: dict[str, Any] = {

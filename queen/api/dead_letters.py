@@ -51,9 +51,7 @@ def purge(request: Request) -> Answer:
             400,
         )
     deleted = administration.purge_dead_letters(request.engine.database, request.tenant, chosen)
-    return json_answer(
-        {"success": True, "deleted": deleted, "queue": chosen.queue, "consumerGroup": chosen.group}
-    )
+    return json_answer({"success": True, "deleted": deleted, "queue": chosen.queue, "consumerGroup": chosen.group})
 
 
 @blueprint.delete("/api/v1/messages/<partition_id>/<transaction_id>")

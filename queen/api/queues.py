@@ -26,9 +26,7 @@ def configure(request: Request) -> Answer:
     if not isinstance(queue, str):
         raise Refusal(400, "queue is required")
     merge = _merges(body)
-    answer = administration.configure_queue(
-        request.engine.database, request.tenant, queue, _options(body), merge
-    )
+    answer = administration.configure_queue(request.engine.database, request.tenant, queue, _options(body), merge)
     request.engine.queue_changed(request.tenant, queue)
     return Answer(200, answer.encode())
 

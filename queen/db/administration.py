@@ -42,9 +42,7 @@ def ping(database: Database) -> None:
         connection.execute("SELECT 1")
 
 
-def configure_queue(
-    database: Database, tenant: bytes, queue: str, options: Mapping[str, Any], merge: bool
-) -> str:
+def configure_queue(database: Database, tenant: bytes, queue: str, options: Mapping[str, Any], merge: bool) -> str:
     """Creates or reconfigures a queue and returns the answer to the client.
 
     An option that is absent gets its default, or keeps its value in a merge. Raises `psycopg.DataError`
@@ -148,8 +146,7 @@ def list_dead_letters(
     """
     with database.connection() as connection:
         rows = connection.execute(
-            "SELECT fields::text, payload, encrypted"
-            "  FROM queen.get_dlq_messages_v1(%s, %s, %s, %s, %s, %s, %s, %s)",
+            "SELECT fields::text, payload, encrypted FROM queen.get_dlq_messages_v1(%s, %s, %s, %s, %s, %s, %s, %s)",
             (UUID(bytes=tenant), *astuple(chosen), limit, offset),
         ).fetchall()
     return [DeadLetter(*row) for row in rows]
