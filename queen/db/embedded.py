@@ -178,9 +178,7 @@ class EmbeddedServer:
 
     def dsn(self, dbname: str = "postgres") -> str:
         """Return the connection string of a database."""
-        return (
-            f"host={self.host} port={self.port} user={self.user} password={self.password} dbname={dbname}"
-        )
+        return f"host={self.host} port={self.port} user={self.user} password={self.password} dbname={dbname}"
 
     def environment(self, dbname: str = "postgres") -> dict[str, str]:
         """Return the environment variables that point a broker at a database."""
