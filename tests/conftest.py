@@ -7,7 +7,6 @@ binaries to run it, and the `embedded` servers, with.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import os
 import tempfile
@@ -22,6 +21,7 @@ from pytest_postgresql import factories
 from pytest_postgresql.executors import NoopExecutor
 from pytest_postgresql.janitor import DatabaseJanitor
 
+from queen.db import schema
 from queen.db.embedded import EmbeddedServer
 from tests.broker import Broker
 
@@ -116,13 +116,7 @@ def _embedded_server() -> EmbeddedServer:
 
 def _apply_schema(host: str, port: int, user: str, dbname: str, password: str, **_: Any) -> None:
     """Bring a new database to the broker's schema; pytest-postgresql calls it on the template."""
-    if importlib.util.find_spec("queen.db.schema") is None:
-        return
-    from queen.db import schema
-
-    schema.apply(
-        psycopg.conninfo.make_conninfo(host=host, port=port, user=user, dbname=dbname, password=password)
-    )
+    schema.apply(psycopg.conninfo.make_conninfo(host=host, port=port, user=user, dbname=dbname, password=password))
 
 
 @pytest.fixture(scope="session")
@@ -145,9 +139,7 @@ def postgres_server() -> Iterator[ServerAddress]:
 
 
 # Makes the template database, with the schema, once in a run.
-schema_template = factories.postgresql_noproc(
-    dbname="queen_test", load=[_apply_schema], depends_on="postgres_server"
-)
+schema_template = factories.postgresql_noproc(dbname="queen_test", load=[_apply_schema], depends_on="postgres_server")
 
 
 @pytest.fixture
