@@ -351,6 +351,39 @@ def test_deleting_a_queue_waits_for_whoever_holds_its_rows(api: Api, name: str) 
     assert answers[0].json()["deleted"] is True
 
 
+@pytest.mark.parametrize(
+    "next_step",
+    [
+        "SELECT queen.log_seed_cursor_v1((SELECT id FROM queen.log_partitions WHERE name = 'b-' || %(name)s),"
+        " 'g', 'all', '')",
+        "SELECT 1 FROM queen.log_pop_scan_v1(ARRAY(SELECT id FROM queen.queues WHERE name = %(name)s),"
+        " 'g', 'w', 10, 10, 60, false, 'all', '')",
+    ],
+    ids=["first cursor in a partition", "empty scan"],
+)
+def test_deleting_a_queue_never_deadlocks_with_a_pop(api: Api, name: str, next_step: str) -> None:
+    """A pop holds cursors when it makes a new one or remembers an empty scan: neither may wait for the delete."""
+    queue = api.make_queue(name)
+    api.make_partition(queue, f"b-{name}")
+    api.make_cursor(api.make_partition(queue, "a"), "g", -1)
+    if "scan" in next_step:
+        api.make_cursor(api.one("SELECT id FROM queen.log_partitions WHERE name = %s", f"b-{name}"), "g", -1)
+    answers: list[Response] = []
+    target = f"/api/v1/resources/queues/{name}"
+    delete = threading.Thread(target=lambda: answers.append(api.request("DELETE", target)))
+    with api.database.connect(autocommit=False) as pop:
+        pop.execute(
+            "SELECT 1 FROM queen.log_consumers WHERE partition_id IN"
+            " (SELECT id FROM queen.log_partitions WHERE queue_id = %s) FOR UPDATE",
+            (queue,),
+        )
+        delete.start()
+        wait_until(lambda: waiting(api) == 1, what="the delete waits")
+        pop.execute(next_step.encode(), {"name": name})
+    delete.join()
+    assert answers[0].json() == {"deleted": True, "queue": name, "existed": True}
+
+
 # The list.
 
 
