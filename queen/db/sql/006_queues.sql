@@ -121,17 +121,17 @@ BEGIN
     RETURN true;
 END $$;
 
--- What the partitions of some queues hold and owe. Without p_group a partition owes what its slowest
+-- What the partitions of a queue hold and owe. Without p_group a partition owes what its slowest
 -- named group has not completed, or the group-less consumers where no group has a name: one stray
 -- group-less pop must not pin the backlog for ever. With p_group it owes what that group has not completed.
 -- done is the last offset not owed; processing is what live leases hold, at most pending.
 -- Reads partitions and cursors, never a segment.
-CREATE OR REPLACE FUNCTION queen.log_backlog_v1(p_queues uuid[], p_group text)
-RETURNS TABLE (queue_id uuid, partition_id uuid, name text, created_at timestamptz, done bigint,
+CREATE OR REPLACE FUNCTION queen.log_backlog_v1(p_queue uuid, p_group text)
+RETURNS TABLE (partition_id uuid, name text, created_at timestamptz, done bigint,
                total bigint, pending bigint, processing bigint) LANGUAGE sql STABLE AS $$
-    SELECT b.queue_id, b.id, b.name, b.created_at, b.done, greatest(b.last_offset - b.log_start + 1, 0),
+    SELECT b.id, b.name, b.created_at, b.done, greatest(b.last_offset - b.log_start + 1, 0),
            greatest(b.last_offset - b.done, 0), least(b.held, greatest(b.last_offset - b.done, 0))
-      FROM (SELECT p.queue_id, p.id, p.name, p.created_at, p.last_offset, p.log_start,
+      FROM (SELECT p.id, p.name, p.created_at, p.last_offset, p.log_start,
                    greatest(coalesce(min(c.committed) FILTER (WHERE c.consumer_group <> '__QUEUE_MODE__'),
                                      min(c.committed), -1), p.log_start - 1) AS done,
                    coalesce(sum(c.batch_end - c.committed) FILTER (
@@ -139,7 +139,7 @@ RETURNS TABLE (queue_id uuid, partition_id uuid, name text, created_at timestamp
               FROM queen.log_partitions p
               LEFT JOIN queen.log_consumers c ON c.partition_id = p.id
                AND (p_group IS NULL OR c.consumer_group = p_group)
-             WHERE p.queue_id = ANY (p_queues)
+             WHERE p.queue_id = p_queue
              GROUP BY p.id) b
 $$;
 
@@ -158,30 +158,25 @@ $$;
 CREATE OR REPLACE FUNCTION queen.get_queues_v1(
     p_tenant uuid, p_namespace text, p_task text, p_search text, p_limit int, p_offset int)
 RETURNS json LANGUAGE sql STABLE AS $$
-    WITH page AS MATERIALIZED (
-        SELECT q.* FROM queen.queues q
-         WHERE q.tenant_id = p_tenant AND (p_namespace IS NULL OR q.namespace = p_namespace)
-           AND (p_task IS NULL OR q.task = p_task)
-           AND (p_search IS NULL OR strpos(lower(q.name), lower(p_search)) > 0)
-         ORDER BY q.created_at DESC, q.id DESC LIMIT p_limit OFFSET p_offset),
-    sums AS (
-        SELECT b.queue_id, count(*) AS partitions, sum(b.total) AS total, sum(b.pending) AS pending,
-               sum(b.processing) AS processing
-          FROM queen.log_backlog_v1(ARRAY(SELECT page.id FROM page), NULL) b
-         GROUP BY b.queue_id)
     SELECT json_build_object('queues', coalesce(json_agg(json_build_object(
                'id', q.id, 'name', q.name, 'namespace', coalesce(q.namespace, ''),
                'task', coalesce(q.task, ''), 'createdAt', queen.iso_time(q.created_at),
-               'partitions', coalesce(s.partitions, 0), 'partitionCount', coalesce(s.partitions, 0),
+               'partitions', b.partitions, 'partitionCount', b.partitions,
                'priority', q.priority, 'leaseTime', q.lease_time, 'retryLimit', q.retry_limit,
                'maxSize', q.max_queue_size, 'encryptionEnabled', q.encryption_enabled,
-               'retainedBytes', 0,
-               'segments', json_build_object('segments', 0, 'messages', coalesce(s.total, 0)),
-               'messages', json_build_object(
-                   'total', coalesce(s.total, 0), 'pending', coalesce(s.pending - s.processing, 0),
-                   'processing', coalesce(s.processing, 0)))
+               'retainedBytes', 0, 'segments', json_build_object('segments', 0, 'messages', b.total),
+               'messages', json_build_object('total', b.total, 'pending', b.pending - b.processing,
+                                             'processing', b.processing))
            ORDER BY q.created_at DESC, q.id DESC), '[]'))
-      FROM page q LEFT JOIN sums s ON s.queue_id = q.id
+      FROM (SELECT q.* FROM queen.queues q
+             WHERE q.tenant_id = p_tenant AND (p_namespace IS NULL OR q.namespace = p_namespace)
+               AND (p_task IS NULL OR q.task = p_task)
+               AND (p_search IS NULL OR strpos(lower(q.name), lower(p_search)) > 0)
+             ORDER BY q.created_at DESC, q.id DESC LIMIT p_limit OFFSET p_offset) q
+     CROSS JOIN LATERAL (
+           SELECT count(*) AS partitions, coalesce(sum(x.total), 0) AS total,
+                  coalesce(sum(x.pending), 0) AS pending, coalesce(sum(x.processing), 0) AS processing
+             FROM queen.log_backlog_v1(q.id, NULL) x) b
 $$;
 
 -- The counts of one partition, or of several added up, under the names that clients use.
@@ -217,7 +212,7 @@ RETURNS json LANGUAGE sql STABLE AS $$
                           CASE WHEN b.pending > 0 THEN queen.log_written_at_v1(b.partition_id, b.done + 1)
                           END AS oldest,
                           s.segments, s.bytes, s.newest
-                     FROM queen.log_backlog_v1(ARRAY[q.id], NULL) b
+                     FROM queen.log_backlog_v1(q.id, NULL) b
                     CROSS JOIN LATERAL (
                           SELECT count(*) AS dead FROM queen.log_dlq x
                            WHERE x.partition_id = b.partition_id) d
@@ -251,6 +246,6 @@ RETURNS json LANGUAGE sql STABLE AS $$
                   coalesce(json_agg(json_build_object(
                       'partition', b.name, 'pending', b.pending, 'processing', b.processing,
                       'ready', b.pending - b.processing) ORDER BY b.name), '[]') AS partitions
-             FROM queen.log_backlog_v1(ARRAY[q.id], p_group) b) d
+             FROM queen.log_backlog_v1(q.id, p_group) b) d
      WHERE q.tenant_id = p_tenant AND q.name = p_queue
 $$;
