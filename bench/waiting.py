@@ -61,7 +61,7 @@ def latency(target: Target, machine: Machine, options: Options, _: Backlog) -> F
             "rate": options.rate,
             "messages_per_s": figures["consumed_per_s"],
         }
-        figures |= {"lost": lost, "duplicates": post.unknown}
+        figures |= {"left_behind" if run.control.counts.errors else "lost": lost, "duplicates": post.unknown}
         return run.finish("latency", shape | figures)
 
 

@@ -101,9 +101,7 @@ class Messages:
         self._line = target.post_line("/api/v1/push")
         self._counter = count()
         name = json.dumps(queue)
-        self._heads = [
-            f'{{"queue":{name},"partition":"p{n}","transactionId":"'.encode() for n in range(partitions)
-        ]
+        self._heads = [f'{{"queue":{name},"partition":"p{n}","transactionId":"'.encode() for n in range(partitions)]
         # Ids are random between runs and unlike each other inside one: uuid4 but for its last block.
         ids = random.Random(uuid.uuid4().int)
         self._ids = [str(uuid.UUID(int=ids.getrandbits(128), version=4))[:24].encode() for _ in range(POOL)]
