@@ -91,9 +91,10 @@ def dechunk(data: bytes | bytearray, start: int) -> tuple[bytes, int] | None:
 
 @dataclass
 class Tally:
-    """What the loop saw of one kind of request: latencies in nanoseconds, in order of arrival."""
+    """The answers of one kind of request, in order of arrival, in nanoseconds."""
 
     latencies: array[float] = field(default_factory=lambda: array("d"))
+    starts: array[int] = field(default_factory=lambda: array("q"))
     broken: int = 0
 
 
@@ -235,8 +236,9 @@ class Connection:
         loop = self._loop
         loop.now = now = time.perf_counter_ns()
         status = int(data[9:12])
-        kind = EMPTY_POP if status == 204 else self._kind
-        loop.tallies[kind].latencies.append(now - self._started)
+        tally = loop.tallies[EMPTY_POP if status == 204 else self._kind]
+        tally.latencies.append(now - self._started)
+        tally.starts.append(self._started)
         self._partial = None
         self._request = b""
         self._advance((status, body))

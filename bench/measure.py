@@ -7,7 +7,6 @@ import platform
 import re
 import sys
 import time
-from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -133,10 +132,15 @@ def percentiles(values: Iterable[float]) -> Figures:
 
 
 def latencies(loop: Loop, before: Sample, after: Sample) -> dict[str, Figures]:
-    """Percentiles by kind of request, of the answers that came between two samples."""
+    """Percentiles by kind of request, of the requests that began and ended between two samples.
+
+    One that began before, say a long poll of the very start, says nothing about the time between.
+    """
     report: dict[str, Figures] = {}
     for kind, name in enumerate(KIND_NAMES):
-        values: array[float] = loop.tallies[kind].latencies[before.seen[kind] : after.seen[kind]]
+        tally, window = loop.tallies[kind], slice(before.seen[kind], after.seen[kind])
+        pairs = zip(tally.starts[window], tally.latencies[window], strict=True)
+        values = [latency for start, latency in pairs if start >= before.at_ns]
         if values:
             report[name] = percentiles(values)
     return report
