@@ -51,13 +51,19 @@ class Broker(Flask):
         self._access_log = logging.getLogger("gunicorn.access")
         for blueprint in blueprints():
             self.register_blueprint(blueprint)
+        for rule in self.url_map.iter_rules():
+            if getattr(self.view_functions[rule.endpoint], "no_head", False) and rule.methods:
+                rule.methods.discard("HEAD")
         self._adapter = self.url_map.bind("")
 
     def wsgi_app(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         method: str = environ["REQUEST_METHOD"]
         path, _, query = _target(environ).partition("?")
+        client: socket.socket | None = environ.get("gunicorn.socket")
+        if client is not None:
+            self.host.idle.pop(client.fileno(), None)
         answer: Answer
-        close = False
+        unread = False
         try:
             view, arguments, refusal = self.match(method, path)
             if refusal is not None:
@@ -68,14 +74,14 @@ class Broker(Flask):
                 answer = view(self.host.request(environ, query), *arguments)
         except Refusal as error:
             answer = error.answer()
-            close = error.close
+            unread = error.unread
         except ClientGone:
-            return _leave(environ)
+            return _hang_up()
         except Exception:
             # The answer tells nothing of the statement or of secrets: those are in the log.
             log.exception("request failed", method=method, path=path[:200])
             answer = Answer(500, b'{"error":"internal error"}')
-        return self._send(environ, start_response, answer, close)
+        return self._send(environ, start_response, client, answer, unread)
 
     def _match(self, method: str, path: str) -> Match:
         """The direct view of a route with its decoded path segments, or the answer that refuses it.
@@ -83,6 +89,8 @@ class Broker(Flask):
         Raises `Refusal` for a segment that is not UTF-8. A route without direct view has neither.
         """
         try:
+            if not path.startswith("/") or path.startswith("//"):
+                raise NotFound  # the adapter would read it as if it had one slash
             endpoint, arguments = self._adapter.match(path, method=method)
         except MethodNotAllowed as error:
             allowed = ", ".join(sorted(error.valid_methods or ()))
@@ -91,51 +99,64 @@ class Broker(Flask):
             page = method in ("GET", "HEAD") and not path.startswith(("/api/", "/auth/"))
             return None, (), NO_PAGE if page and path not in ("/api", "/auth") else NOT_FOUND
         view = self.view_functions[endpoint]
-        if method == "HEAD" and getattr(view, "no_head", False):
-            return None, (), Answer(405, headers=(("Allow", "GET"),))
         if not getattr(view, "direct", False):
             return None, (), None
         return view, tuple(decode_segment(text) for text in arguments.values()), None
 
-    def _send(self, environ: Environ, start_response: StartResponse, answer: Answer, close: bool) -> Iterable[bytes]:
+    def _send(
+        self,
+        environ: Environ,
+        start_response: StartResponse,
+        client: socket.socket | None,
+        answer: Answer,
+        unread: bool,
+    ) -> Iterable[bytes]:
         """Writes an answer in one system call where gunicorn lets the application do so.
 
         gunicorn's own response writing checks every header by regular expression and sends head and
         body apart; doing without it saves a tenth of a small request's cost. With an access log
-        configured the stock way is taken, since only that way writes to it.
+        configured the stock way is taken, since only that way writes to it. ``unread`` tells that the
+        request's body was left on the connection, which then ends.
         """
-        head_only = environ["REQUEST_METHOD"] == "HEAD" or answer.status == 204
-        client: socket.socket | None = environ.get("gunicorn.socket")
+        body = b"" if environ["REQUEST_METHOD"] == "HEAD" or answer.status == 204 else answer.body
         if client is None or self._access_log.handlers:
             headers = list(answer.headers)
             if answer.status != 204:
                 headers += [("Content-Type", answer.content_type), ("Content-Length", str(len(answer.body)))]
             start_response(answer.status_line, headers)
-            return [] if head_only else [answer.body]
-        close = close or self.host.stopping
-        client.sendall(_head(environ, answer, close) + (b"" if head_only else answer.body))
-        if close:
+            if client is not None:
+                self.host.idle[client.fileno()] = client
+            return _then_drain(body, environ, client) if unread and client is not None else [body]
+        close = unread or self.host.stopping or _is_last(environ)
+        client.sendall(_head(environ, answer, close) + body)
+        if unread:
             _drain(environ, client)
+        if close:
+            return _hang_up()
+        self.host.idle[client.fileno()] = client
         return HANDLED
 
 
-def _leave(environ: Environ) -> Iterable[bytes]:
-    """Ends a connection whose client has left: there is nobody to answer."""
-    client: socket.socket | None = environ.get("gunicorn.socket")
-    if client is not None:
-        with suppress(OSError):
-            client.shutdown(socket.SHUT_RDWR)
-    return HANDLED
+def _hang_up() -> Iterable[bytes]:
+    """Has gunicorn close the connection, whatever else the client sent on it."""
+    raise StopIteration
+
+
+def _is_last(environ: Environ) -> bool:
+    """Whether the client will send no more requests on the connection."""
+    old: bool = environ["SERVER_PROTOCOL"] == "HTTP/1.0"
+    header: str | None = environ.get("HTTP_CONNECTION")
+    if header is None:
+        return old
+    options = {option.strip() for option in header.lower().split(",")}
+    return "close" in options or (old and "keep-alive" not in options)
 
 
 def _head(environ: Environ, answer: Answer, close: bool) -> bytes:
-    connection = environ.get("HTTP_CONNECTION", "").lower()
-    if environ["SERVER_PROTOCOL"] == "HTTP/1.0":
-        close = close or "keep-alive" not in connection
     lines = f"HTTP/1.1 {answer.status_line}\r\nServer: queen\r\n"
-    if close or "close" in connection:
+    if close:
         lines += "Connection: close\r\n"
-    elif connection:
+    elif environ["SERVER_PROTOCOL"] == "HTTP/1.0":
         lines += "Connection: keep-alive\r\n"
     for name, value in answer.headers:
         lines += f"{name}: {value}\r\n"
@@ -144,12 +165,19 @@ def _head(environ: Environ, answer: Answer, close: bool) -> bytes:
     return f"{lines}\r\n".encode("latin-1")
 
 
+def _then_drain(body: bytes, environ: Environ, client: socket.socket) -> Iterable[bytes]:
+    yield body
+    _drain(environ, client)
+
+
 def _drain(environ: Environ, client: socket.socket) -> None:
-    """Reads a little of an unread body, so that the client sees the answer, then ends the connection.
+    """Ends a connection, reading a little of the unread body first so that the client sees the answer.
 
     Closing at once would reset the connection under the answer; reading on without bound is what
     gunicorn would do.
     """
+    with suppress(OSError):
+        client.shutdown(socket.SHUT_WR)
     with suppress(Exception), gevent.Timeout(_DRAIN_SECONDS, False):  # type: ignore[arg-type]
         left = _DRAIN_BYTES
         while left > 0 and (part := environ["wsgi.input"].read(min(left, 65536))):

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
+from contextlib import suppress
 from typing import Any
 
 import gevent
 import psycopg
 from gevent.event import Event
+from gevent.monkey import get_original
 
 from queen import __version__
 from queen.api.http import Environ, Refusal, Request
@@ -32,6 +35,8 @@ FATAL_STATUS = 3  # on which gunicorn stops as a whole, instead of starting the 
 _START_WAIT_SECONDS = 5.0
 _RETRY_SECONDS = 1.0
 
+_socket = get_original("socket", "socket")
+
 
 class Runtime:
     """The running broker of one worker process."""
@@ -39,6 +44,7 @@ class Runtime:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.stopping = False
+        self.idle: dict[int, socket.socket] = {}
         self._database = Database(settings)
         self._engine: Engine | None = None
         self._ready = Event()
@@ -122,12 +128,14 @@ class Runtime:
         )
 
     def stop(self) -> None:
-        """Answers parked pops, flushes what is in flight and closes the pool."""
+        """Ends idle connections, answers parked pops and flushes what is in flight."""
         if self.stopping:
             return
         self.stopping = True
         shutdown_log.info("signal received — draining in-flight requests")
         started = time.monotonic()
+        for connection in list(self.idle.values()):
+            _end_of_requests(connection)
         if self._engine is not None:
             self._engine.stop()
         shutdown_log.info("shutdown complete", elapsed_ms=int((time.monotonic() - started) * 1000))
@@ -142,6 +150,15 @@ class Runtime:
                 previous(number, frame)
 
         signal.signal(signal.SIGTERM, handle)
+
+
+def _end_of_requests(connection: socket.socket) -> None:
+    """Lets gunicorn read the end of an idle connection, on which it would wait for a next request.
+
+    Through a copy of the socket, since gevent's own shutdown raises an error in the greenlet that reads.
+    """
+    with suppress(OSError), _socket(fileno=os.dup(connection.fileno())) as copy:
+        copy.shutdown(socket.SHUT_RD)
 
 
 def masked(secret: str) -> str:

@@ -7,13 +7,17 @@ environment and returns an `Answer` of ready bytes; Flask's request and response
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable
 from functools import lru_cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote_plus, unquote_to_bytes
 
+from gunicorn.http.errors import NoMoreData, ParseException
+
 from queen import codec
+from queen.engine.waiting import ClientGone
 
 if TYPE_CHECKING:
     from queen.engine.engine import Engine
@@ -54,13 +58,16 @@ def json_answer(value: Any, status: int = 200) -> Answer:
 
 
 class Refusal(Exception):
-    """Ends a request with an error; ``body`` is encoded as JSON, a text becomes ``{"error": text}``."""
+    """Ends a request with an error; ``body`` is encoded as JSON, a text becomes ``{"error": text}``.
 
-    def __init__(self, status: int, body: str | dict[str, Any], close: bool = False) -> None:
+    ``unread`` tells that the request's own body was not read to its end: the connection ends with it.
+    """
+
+    def __init__(self, status: int, body: str | dict[str, Any], unread: bool = False) -> None:
         super().__init__(body)
         self.status = status
         self.body = {"error": body} if isinstance(body, str) else body
-        self.close = close
+        self.unread = unread
 
     def answer(self) -> Answer:
         headers = (("Retry-After", "1"),) if self.status == 503 else ()
@@ -85,22 +92,41 @@ class Request:
         self.body_limit = body_limit
 
     def body(self) -> bytes:
-        """The body's bytes. Raises a 413 `Refusal` as soon as it is known to pass the cap."""
+        """The body's bytes, all of them.
+
+        Raises a 413 `Refusal` as soon as it is known to pass the cap, a 400 one for malformed chunks, and
+        `ClientGone` when it ends early.
+        """
         length = self.environ.get("CONTENT_LENGTH")
-        stream = self.environ["wsgi.input"]
-        if length:
-            if int(length) > self.body_limit:
-                raise Refusal(413, "request body too large", close=True)
-            data: bytes = stream.read(int(length))
-            return data
-        if "HTTP_TRANSFER_ENCODING" not in self.environ:
+        if not length and "HTTP_TRANSFER_ENCODING" not in self.environ:
             return b""
+        try:
+            return self._chunks() if not length else self._bytes(int(length))
+        except NoMoreData:
+            raise ClientGone from None
+        except OSError as error:
+            if error.errno is not None:
+                raise ClientGone from None
+            raise Refusal(400, f"bad body: {error}", unread=True) from None
+        except ParseException as error:
+            raise Refusal(400, f"bad body: {error}", unread=True) from None
+
+    def _bytes(self, length: int) -> bytes:
+        if length > self.body_limit:
+            raise Refusal(413, "request body too large", unread=True)
+        data: bytes = self.environ["wsgi.input"].read(length)
+        if len(data) < length:
+            raise ClientGone
+        return data
+
+    def _chunks(self) -> bytes:
+        stream = self.environ["wsgi.input"]
         parts: list[bytes] = []
         size = 0
         while part := stream.read(_CHUNK):
             size += len(part)
             if size > self.body_limit:
-                raise Refusal(413, "request body too large", close=True)
+                raise Refusal(413, "request body too large", unread=True)
             parts.append(part)
         return b"".join(parts)
 
@@ -117,9 +143,14 @@ class Request:
 
 
 class Host(Protocol):
-    """What the application needs of the worker it runs in."""
+    """What the application needs of the worker it runs in.
+
+    ``idle`` holds the connections that may bring another request, by file number; those that were closed
+    meanwhile stay until the number is used again.
+    """
 
     stopping: bool
+    idle: dict[int, socket.socket]
 
     def request(self, environ: Environ, query: str) -> Request:
         """Binds a request to the engine and its tenant; raises a 503 `Refusal` while the engine starts."""
