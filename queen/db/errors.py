@@ -18,6 +18,11 @@ class StatementFailed(Exception):
         self.sqlstate = sqlstate
         self.detail = detail
 
+    @property
+    def raced_with_delete(self) -> bool:
+        """Whether a queue or partition was deleted under the statement: trying again makes it anew."""
+        return self.sqlstate in ("23503", "QP001")
+
 
 class ConnectionLost(StatementFailed):
     """The connection broke or the statement was cancelled on the way: its outcome is unknown."""

@@ -70,7 +70,7 @@ class Engine:
                 continue
             ring = lane.rings.get(name)
             if partition is not None:
-                self.hotlist.mark(lane, partition.encode(), 1, name)
+                self.hotlist.moved(lane, partition.encode(), name)
             elif ring is not None:
                 self.hotlist.forget_ring(ring)
             lane.scanners.wake_all()

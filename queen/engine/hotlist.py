@@ -310,6 +310,14 @@ class HotList:
         for gate in lane.pinned.values():
             gate.wake_all()
 
+    def moved(self, lane: Lane, partition: bytes, group: bytes) -> None:
+        """A cursor of the group was moved and its lease ended: the partition can be claimed at once."""
+        self.mark(lane, partition, 1, group)
+        ring = lane.rings.get(group)
+        entry = ring.entries.get(partition) if ring is not None else None
+        if entry is not None and entry.state is State.WHEEL:
+            self._make_ready(entry)
+
     def forget_ring(self, ring: Ring) -> None:
         """Empties a ring: its next pop is a first contact and fills it from SQL."""
         ring.entries.clear()

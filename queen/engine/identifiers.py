@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from hashlib import blake2b
 
@@ -11,6 +12,7 @@ NO_MESSAGE = "00000000-0000-0000-0000-000000000000"
 QUEUE_MODE = "__QUEUE_MODE__"
 
 _RANDOM_BYTES = 8 * 512
+_DIGITS = re.compile("[0-9a-fA-F]{32}").fullmatch
 
 
 class Minter:
@@ -52,12 +54,7 @@ def uuid_text(value: bytes) -> str:
 def parse_uuid(text: str) -> bytes | None:
     """The 16 bytes of a UUID in the forms PostgreSQL reads, or None."""
     digits = text.strip().removeprefix("{").removesuffix("}").replace("-", "")
-    if len(digits) != 32:
-        return None
-    try:
-        return bytes.fromhex(digits)
-    except ValueError:
-        return None
+    return bytes.fromhex(digits) if _DIGITS(digits) else None
 
 
 def fingerprint(transaction_id: bytes) -> bytes:

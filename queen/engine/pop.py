@@ -173,6 +173,7 @@ class Popper:
     def _attempt(self, attempt: Callable[[], Found], request: PopRequest, deadline: float) -> Found:
         """One attempt; a waiting pop retries for a few seconds while the database is away."""
         give_up = min(deadline, time.monotonic() + _RETRY_SECONDS)
+        raced = False
         while True:
             try:
                 return attempt()
@@ -182,6 +183,9 @@ class Popper:
             except StatementFailed as error:
                 failure = PopFailed("pop failed")
                 log.sampled(10, "pop failed", error=error, sqlstate=error.sqlstate)
+                if error.raced_with_delete and not raced:
+                    raced = True
+                    continue
                 if not error.lost:
                     raise failure from None
             if not request.wait or self.stopping or time.monotonic() + _RETRY_PAUSE >= give_up:

@@ -157,7 +157,7 @@ class Pusher:
                 for group in groups:
                     group.request.settled()
 
-    def _commit(self, segments: list[Segment]) -> None:
+    def _commit(self, segments: list[Segment], retry: bool = True) -> None:
         """One transaction for all segments, or, if a statement refuses it, one for each.
 
         A refused bundle may be one segment's fault, and that must not cost its neighbours.
@@ -169,10 +169,10 @@ class Pusher:
             name = "bundle pool.get error" if isinstance(error, Unavailable) else "bundle log_push_multi error"
             log.sampled(10, name, error=error, partitions=len(segments))
             for segment in segments:
-                if alone:
+                if alone and not (retry and getattr(error, "raced_with_delete", False)):
                     segment.failed()
                 else:
-                    self._commit([segment])
+                    self._commit([segment], retry=not alone)
 
     def _write(self, segments: list[Segment]) -> None:
         writes = []

@@ -57,7 +57,7 @@ class Parked:
         self.woken = True
         if self._waiter is not None:
             waiter, self._waiter = self._waiter, None
-            get_hub().loop.run_callback(waiter.switch)
+            get_hub().loop.run_callback(waiter.switch, None)
 
     def _was_woken(self) -> bool:
         return self.woken

@@ -8,29 +8,24 @@ RETURNS TABLE (idx int, h bytea) LANGUAGE sql IMMUTABLE PARALLEL SAFE ROWS 100 A
       FROM generate_series(0, octet_length(p_hashes) / 16 - 1) AS g
 $$;
 
--- First base of the hash rows that hold offsets from p_from on: the row covering p_from, else the next.
--- One backward key step; the test of the cover belongs to the caller (rows are disjoint and ascending).
-CREATE OR REPLACE FUNCTION queen.log_txns_from(p_partition uuid, p_from bigint)
-RETURNS bigint LANGUAGE sql STABLE AS $$
-    SELECT coalesce((SELECT t.base_offset FROM queen.log_txns t
-                      WHERE t.partition_id = p_partition AND t.base_offset <= p_from
-                      ORDER BY t.base_offset DESC LIMIT 1), p_from)
-$$;
-
 -- Which incoming hashes occur in [p_from, p_to] of a partition among rows not older than p_since.
 -- Returns the index of each hit in p_hashes and its lowest offset. A few hashes are looked for by
 -- position() (memory speed, no row per stored hash), many by one hash join.
 CREATE OR REPLACE FUNCTION queen.log_find_hashes(
     p_partition uuid, p_hashes bytea, p_from bigint, p_to bigint, p_since timestamptz)
-RETURNS TABLE (i int, off bigint) LANGUAGE plpgsql STABLE AS $$
+RETURNS TABLE (i int, off bigint) LANGUAGE plpgsql STABLE SET enable_hashjoin = on AS $$
 DECLARE
     v_count int := octet_length(p_hashes) / 16;
-    v_first bigint := queen.log_txns_from(p_partition, p_from);
+    v_first bigint;
     v_row record;
     v_at int;
     v_skip int;
     v_found bigint[];
 BEGIN
+    -- The row that covers p_from, if one does: rows are disjoint and ascending, so it is one key step.
+    SELECT coalesce((SELECT t.base_offset FROM queen.log_txns t
+                      WHERE t.partition_id = p_partition AND t.base_offset <= p_from
+                      ORDER BY t.base_offset DESC LIMIT 1), p_from) INTO v_first;
     IF v_count > 16 THEN
         RETURN QUERY
             WITH stored AS MATERIALIZED (
@@ -102,7 +97,8 @@ END $$;
 -- (-1 vouches for nothing, and neither does an id of a partition that was deleted since).
 -- Returns one row per entry, in input order: either base_offset and created_at, or the duplicates
 -- (indexes from 0 and their lowest offsets), and then nothing of that entry was written.
--- Raises QMULTI and QPUSH errors; any of them rolls back the whole bundle.
+-- Raises QMULTI and QPUSH errors; any of them rolls back the whole bundle. QP001 means that a queue was
+-- deleted meanwhile: trying again creates it anew.
 CREATE OR REPLACE FUNCTION queen.log_push_multi_v1(
     p_tenants uuid[], p_queues text[], p_partitions text[], p_counts int[], p_hashes bytea[],
     p_blobs bytea[], p_vouched uuid[], p_verified bigint[], p_windows int[])
@@ -119,7 +115,8 @@ DECLARE
     v_from bigint;
     v_dup_idx int[];
     v_dup_off bigint[];
-    v_take int[] := '{}';   -- positions within v_ord to be written
+    v_take int[] := '{}';     -- positions within v_ord to be written
+    v_written uuid[] := '{}'; -- and their partitions
 BEGIN
     IF coalesce(array_length(p_partitions, 1), 0) <> v_n OR coalesce(array_length(p_counts, 1), 0) <> v_n
        OR coalesce(array_length(p_hashes, 1), 0) <> v_n OR coalesce(array_length(p_blobs, 1), 0) <> v_n
@@ -138,28 +135,29 @@ BEGIN
     END LOOP;
 
     FOR attempt IN 1 .. 2 LOOP
-        -- Nothing is locked unless everything exists: creating a queue while holding a partition lock
-        -- would break the global lock order. The count runs once, inside this statement.
-        SELECT array_agg(x.ord), array_agg(x.id), array_agg(x.last_offset), array_agg(x.txns_start),
-               array_agg(x.win)
-          INTO v_ord, v_ids, v_last, v_start, v_window
-          FROM (SELECT u.ord::int, p.id, p.last_offset, p.txns_start, q.dedup_window_seconds AS win
-                  FROM unnest(p_tenants, p_queues, p_partitions) WITH ORDINALITY
-                       AS u (tenant, queue, part, ord)
-                  JOIN queen.queues q ON q.tenant_id = u.tenant AND q.name = u.queue
-                  JOIN queen.log_partitions p ON p.queue_id = q.id AND p.name = u.part
-                 WHERE v_n = (SELECT count(*)
-                                FROM unnest(p_tenants, p_queues, p_partitions) AS e (tenant, queue, part)
-                                JOIN queen.queues eq ON eq.tenant_id = e.tenant AND eq.name = e.queue
-                                JOIN queen.log_partitions ep ON ep.queue_id = eq.id AND ep.name = e.part)
-                 ORDER BY p.id
-                   FOR NO KEY UPDATE OF p) x;
-        EXIT WHEN coalesce(array_length(v_ids, 1), 0) = v_n;
+        -- Lateral steps with OFFSET 0: the planner can't turn them around into a walk of a whole index.
+        SELECT array_agg(x.ord ORDER BY x.id), array_agg(x.id ORDER BY x.id), array_agg(x.win ORDER BY x.id)
+          INTO v_ord, v_ids, v_window
+          FROM (SELECT u.ord::int, p.id, q.win
+                  FROM unnest(p_tenants, p_queues, p_partitions) WITH ORDINALITY AS u (tenant, queue, part, ord)
+                 CROSS JOIN LATERAL (SELECT t.id, t.dedup_window_seconds AS win FROM queen.queues t
+                                      WHERE t.tenant_id = u.tenant AND t.name = u.queue OFFSET 0) q
+                 CROSS JOIN LATERAL (SELECT t.id FROM queen.log_partitions t
+                                      WHERE t.queue_id = q.id AND t.name = u.part OFFSET 0) p) x;
+        EXIT WHEN cardinality(v_ids) = v_n;
         IF attempt = 2 THEN
-            RAISE EXCEPTION 'QMULTI resolved % of % segments', coalesce(array_length(v_ids, 1), 0), v_n;
+            RAISE EXCEPTION 'QMULTI resolved % of % segments', coalesce(cardinality(v_ids), 0), v_n
+                USING ERRCODE = 'QP001';
         END IF;
         PERFORM queen.log_provision_v1(p_tenants, p_queues, p_partitions);
     END LOOP;
+    SELECT array_agg(x.last_offset), array_agg(x.txns_start) INTO v_last, v_start
+      FROM (SELECT p.last_offset, p.txns_start FROM queen.log_partitions p
+             WHERE p.id = ANY (v_ids) ORDER BY p.id FOR NO KEY UPDATE) x;
+    IF coalesce(cardinality(v_last), 0) <> v_n THEN
+        RAISE EXCEPTION 'QPUSH partition of queue "%" vanished mid-push', p_queues[v_ord[1]]
+            USING ERRCODE = 'QP001';
+    END IF;
 
     v_now := clock_timestamp();  -- read under the locks: monotone per partition in commit order
     FOR k IN 1 .. v_n LOOP
@@ -183,6 +181,7 @@ BEGIN
         window_seconds := v_window[k];
         IF v_dup_idx IS NULL THEN
             v_take := v_take || k;
+            v_written := v_written || v_ids[k];
             base_offset := v_last[k] + 1;
             created_at := v_now;
             dup_idx := NULL;
@@ -198,13 +197,12 @@ BEGIN
 
     IF v_take <> '{}' THEN
         UPDATE queen.log_partitions p
-           SET last_offset = v_last[t.k] + p_counts[v_ord[t.k]],
+           SET last_offset = p.last_offset + p_counts[v_ord[array_position(v_ids, p.id)]],
                last_write_at = CASE WHEN p.last_write_at < v_now - interval '1 second'
                                     THEN v_now ELSE p.last_write_at END,
                oldest_live_at = coalesce(p.oldest_live_at, v_now),
                oldest_txn_at = coalesce(p.oldest_txn_at, v_now)
-          FROM unnest(v_take) AS t (k)
-         WHERE p.id = v_ids[t.k];
+         WHERE p.id = ANY (v_written);
         INSERT INTO queen.log_segments (partition_id, base_offset, end_offset, created_at, blob)
         SELECT v_ids[t.k], v_last[t.k] + 1, v_last[t.k] + p_counts[v_ord[t.k]], v_now, p_blobs[v_ord[t.k]]
           FROM unnest(v_take) AS t (k);
@@ -230,7 +228,10 @@ CREATE OR REPLACE FUNCTION queen.log_hashes_since_v1(p_partition uuid, p_from bi
 RETURNS TABLE (base_offset bigint, created_at timestamptz, hashes bytea) LANGUAGE sql STABLE AS $$
     SELECT t.base_offset, t.created_at, t.hashes
       FROM queen.log_txns t
-     WHERE t.partition_id = p_partition AND t.base_offset >= queen.log_txns_from(p_partition, p_from)
+     WHERE t.partition_id = p_partition
+       AND t.base_offset >= coalesce((SELECT f.base_offset FROM queen.log_txns f
+                                       WHERE f.partition_id = p_partition AND f.base_offset <= p_from
+                                       ORDER BY f.base_offset DESC LIMIT 1), p_from)
        AND t.end_offset >= p_from
        AND t.created_at >= clock_timestamp() - make_interval(secs => p_window + 5)
      ORDER BY t.base_offset

@@ -69,6 +69,8 @@ BEGIN
                     ELSE queen.log_offset_at_v1(p.id, p.log_start, p.last_offset, v_at) END
           FROM queen.log_partitions p
          WHERE p.queue_id = v_queue
+           AND NOT EXISTS (SELECT 1 FROM queen.log_consumers c  -- the conflict would wait for its update
+                            WHERE c.partition_id = p.id AND c.consumer_group = p_group)
          ORDER BY p.id
         ON CONFLICT (partition_id, consumer_group) DO NOTHING;
     END IF;
@@ -90,7 +92,8 @@ BEGIN
         RETURN false;
     END IF;
     SELECT p.queue_id, p.log_start, p.last_offset INTO v_part
-      FROM queen.log_partitions p WHERE p.id = p_partition;
+      FROM queen.log_partitions p WHERE p.id = p_partition
+       FOR KEY SHARE SKIP LOCKED;  -- what the foreign key would wait for, holding other cursors
     IF NOT FOUND THEN
         RETURN false;
     END IF;
@@ -115,18 +118,19 @@ BEGIN
 END $$;
 
 -- Claims partitions for one worker: the only place where a lease begins.
--- Takes candidate partitions in order of preference, a budget of messages over all of them, a cap of
--- partitions (0: none), a lease in seconds (0: the queue's own, else 60), whether to commit at delivery,
--- whether the caller already did the windowBuffer debounce, and the subscription of the request for
--- first contacts. Never waits: a locked or leased cursor is skipped.
+-- Takes candidate partitions with their names, in order of preference, a budget of messages over all of
+-- them, a cap of partitions (0: none), a lease in seconds (0: the queue's own, else 60), whether to commit
+-- at delivery, whether the caller already did the windowBuffer debounce, and the subscription of the
+-- request for first contacts. With p_queue the group is registered on that queue before a cursor is made,
+-- if it is not registered yet. Never waits: a locked or leased cursor is skipped.
 -- Returns one row per chosen segment, in the order of the candidates: where to cut it (first frame and
 -- number of frames), its blob, and the state of its partition after the claim; and one row without
 -- segment for each candidate evaluated in vain: verdict 'empty', or 'leased' with the time to look again.
 -- Candidates that budget or cap left out have no row.
 CREATE OR REPLACE FUNCTION queen.log_claim_v1(
-    p_partitions uuid[], p_group text, p_worker text, p_budget int, p_cap int, p_lease int,
-    p_auto_ack boolean, p_debounced boolean, p_mode text, p_from text)
-RETURNS TABLE (verdict text, partition_id uuid, base_offset bigint, start_frame int, take int,
+    p_partitions uuid[], p_names text[], p_group text, p_worker text, p_budget int, p_cap int, p_lease int,
+    p_auto_ack boolean, p_debounced boolean, p_mode text, p_from text, p_tenant uuid, p_queue text)
+RETURNS TABLE (partition_name text, verdict text, partition_id uuid, base_offset bigint, start_frame int, take int,
                created_at timestamptz, batch_end bigint, last_offset bigint, until timestamptz, blob bytea)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -134,7 +138,6 @@ DECLARE
     v_ids uuid[];           -- cursors locked, in candidate order
     v_committed bigint[];
     v_missing uuid[];
-    v_missed uuid[];
     v_budget int := p_budget;
     v_served int := 0;
     v_row record;
@@ -147,38 +150,49 @@ DECLARE
     c_base bigint[] := '{}';
     c_start int[] := '{}';
     c_take int[] := '{}';
+    c_at timestamptz[] := '{}';
+    c_part int[] := '{}';   -- position among the partitions served
     s_pid uuid[] := '{}';   -- partitions served
     s_first bigint[] := '{}';
     s_end bigint[] := '{}';
     s_taken int[] := '{}';
+    s_last bigint[] := '{}';
+    s_lease int[] := '{}';
     v_barren uuid[] := '{}'; -- claimed, nothing taken
 BEGIN
+    -- Every statement enters its tables by whole keys, through = ANY or through lateral steps that the
+    -- planner can't turn around (OFFSET 0): no plan depends on how large a table was when it was made.
     FOR attempt IN 1 .. 2 LOOP
-        -- Locked in key order (SKIP LOCKED never waits, the order is for the table of lock spaces).
-        SELECT array_agg(x.pid ORDER BY x.ord), array_agg(x.committed ORDER BY x.ord)
+        SELECT array_agg(x.partition_id ORDER BY array_position(p_partitions, x.partition_id)),
+               array_agg(x.committed ORDER BY array_position(p_partitions, x.partition_id))
           INTO v_ids, v_committed
-          FROM (SELECT u.pid, u.ord, c.committed
-                  FROM unnest(p_partitions) WITH ORDINALITY AS u (pid, ord)
-                  JOIN queen.log_consumers c ON c.partition_id = u.pid AND c.consumer_group = p_group
-                 WHERE c.worker_id IS NULL OR c.lease_expires_at IS NULL OR c.lease_expires_at < v_now
-                 ORDER BY u.pid
-                   FOR UPDATE OF c SKIP LOCKED) x;
-        EXIT WHEN attempt = 2 OR coalesce(array_length(v_ids, 1), 0) = array_length(p_partitions, 1);
+          FROM (SELECT c.partition_id, c.committed
+                  FROM queen.log_consumers c
+                 WHERE c.partition_id = ANY (p_partitions) AND c.consumer_group = p_group
+                   AND (c.worker_id IS NULL OR c.lease_expires_at IS NULL OR c.lease_expires_at < v_now)
+                 ORDER BY c.partition_id
+                   FOR NO KEY UPDATE SKIP LOCKED) x;
+        EXIT WHEN attempt = 2 OR cardinality(v_ids) = cardinality(p_partitions);
         SELECT array_agg(u.pid) INTO v_missing
           FROM unnest(p_partitions) AS u (pid)
          WHERE NOT EXISTS (SELECT 1 FROM queen.log_consumers c
-                            WHERE c.partition_id = u.pid AND c.consumer_group = p_group);
+                            WHERE c.partition_id = u.pid AND c.consumer_group = p_group OFFSET 0);
         EXIT WHEN v_missing IS NULL;
+        IF p_queue IS NOT NULL THEN
+            PERFORM queen.log_register_group_v1(p_tenant, p_queue, p_group, p_mode, p_from);
+        END IF;
         PERFORM queen.log_seed_cursor_v1(u.pid, p_group, p_mode, p_from) FROM unnest(v_missing) AS u (pid);
     END LOOP;
 
     IF v_ids IS NOT NULL THEN
         FOR v_row IN
             SELECT u.pid, u.committed, s.base_offset AS base, s.end_offset AS fin, s.created_at AS at,
-                   q.delayed_processing AS delay, q.window_buffer AS win
+                   p.last_offset AS last, q.delayed_processing AS delay, q.window_buffer AS win, q.lease_time AS lease
               FROM unnest(v_ids, v_committed) WITH ORDINALITY AS u (pid, committed, ord)
-              JOIN queen.log_partitions p ON p.id = u.pid
-              JOIN queen.queues q ON q.id = p.queue_id
+             CROSS JOIN LATERAL (SELECT t.queue_id, t.last_offset FROM queen.log_partitions t
+                                  WHERE t.id = u.pid OFFSET 0) p
+             CROSS JOIN LATERAL (SELECT t.delayed_processing, t.window_buffer, t.lease_time FROM queen.queues t
+                                  WHERE t.id = p.queue_id OFFSET 0) q
               LEFT JOIN LATERAL (
                     (SELECT h.* FROM (SELECT g.base_offset, g.end_offset, g.created_at
                                         FROM queen.log_segments g
@@ -215,17 +229,21 @@ BEGIN
             END IF;
             v_from := greatest(v_row.committed + 1, v_row.base);
             v_take := least(v_budget, (v_row.fin - v_from + 1)::int);
-            c_pid := c_pid || v_row.pid;
-            c_base := c_base || v_row.base;
-            c_start := c_start || (v_from - v_row.base)::int;
-            c_take := c_take || v_take;
             IF v_taken = 0 THEN
                 v_served := v_served + 1;
                 s_pid := s_pid || v_row.pid;
                 s_first := s_first || v_from;
-                s_end := s_end || NULL::bigint;
+                s_end := s_end || v_from;
                 s_taken := s_taken || 0;
+                s_last := s_last || v_row.last;
+                s_lease := s_lease || CASE WHEN p_lease > 0 THEN p_lease WHEN v_row.lease > 0 THEN v_row.lease ELSE 60 END;
             END IF;
+            c_pid := c_pid || v_row.pid;
+            c_base := c_base || v_row.base;
+            c_start := c_start || (v_from - v_row.base)::int;
+            c_take := c_take || v_take;
+            c_at := c_at || v_row.at;
+            c_part := c_part || v_served;
             v_taken := v_taken + v_take;
             v_budget := v_budget - v_take;
             s_end[v_served] := v_from + v_take - 1;
@@ -236,67 +254,68 @@ BEGIN
     IF v_served > 0 THEN
         IF p_auto_ack THEN
             UPDATE queen.log_consumers c
-               SET committed = u.fin, batch_end = NULL, worker_id = NULL, lease_expires_at = NULL,
-                   lease_conflated = false, batch_retry_count = 0, attempt_offset = NULL, attempt_count = 0,
-                   total_consumed = c.total_consumed + u.taken
-              FROM unnest(s_pid, s_end, s_taken) AS u (pid, fin, taken)
-             WHERE c.partition_id = u.pid AND c.consumer_group = p_group;
+               SET committed = s_end[array_position(s_pid, c.partition_id)],
+                   total_consumed = c.total_consumed + s_taken[array_position(s_pid, c.partition_id)],
+                   batch_end = NULL, worker_id = NULL, lease_expires_at = NULL, lease_conflated = false,
+                   batch_retry_count = 0, attempt_offset = NULL, attempt_count = 0
+             WHERE c.partition_id = ANY (s_pid) AND c.consumer_group = p_group;
         ELSE
             UPDATE queen.log_consumers c
-               SET worker_id = p_worker, batch_end = u.fin, lease_acquired_at = v_now, lease_conflated = false,
-                   lease_expires_at = v_now + make_interval(secs => CASE
-                       WHEN p_lease > 0 THEN p_lease
-                       ELSE coalesce((SELECT nullif(greatest(q.lease_time, 0), 0) FROM queen.log_partitions p
-                                        JOIN queen.queues q ON q.id = p.queue_id WHERE p.id = u.pid), 60) END),
-                   attempt_count = CASE WHEN c.attempt_offset = u.first THEN c.attempt_count + 1 ELSE 1 END,
-                   attempt_offset = u.first
-              FROM unnest(s_pid, s_first, s_end) AS u (pid, first, fin)
-             WHERE c.partition_id = u.pid AND c.consumer_group = p_group;
+               SET worker_id = p_worker, batch_end = s_end[array_position(s_pid, c.partition_id)],
+                   lease_acquired_at = v_now, lease_conflated = false,
+                   lease_expires_at = v_now + make_interval(secs => s_lease[array_position(s_pid, c.partition_id)]),
+                   attempt_count = CASE WHEN c.attempt_offset = s_first[array_position(s_pid, c.partition_id)]
+                                        THEN c.attempt_count + 1 ELSE 1 END,
+                   attempt_offset = s_first[array_position(s_pid, c.partition_id)]
+             WHERE c.partition_id = ANY (s_pid) AND c.consumer_group = p_group;
         END IF;
         RETURN QUERY
-            SELECT 'took'::text, u.pid, u.base, u.start, u.take, g.created_at, e.fin, p.last_offset,
-                   CASE WHEN NOT p_auto_ack THEN c.lease_expires_at END, g.blob
-              FROM unnest(c_pid, c_base, c_start, c_take) WITH ORDINALITY AS u (pid, base, start, take, ord)
-              JOIN queen.log_segments g ON g.partition_id = u.pid AND g.base_offset = u.base
-              JOIN queen.log_partitions p ON p.id = u.pid
-              JOIN queen.log_consumers c ON c.partition_id = u.pid AND c.consumer_group = p_group
-              JOIN unnest(s_pid, s_end) AS e (pid, fin) ON e.pid = u.pid
+            SELECT p_names[array_position(p_partitions, u.pid)], 'took'::text, u.pid, u.base, u.start, u.take, u.at,
+                   s_end[u.part], s_last[u.part],
+                   CASE WHEN NOT p_auto_ack THEN v_now + make_interval(secs => s_lease[u.part]) END, g.blob
+              FROM unnest(c_pid, c_base, c_start, c_take, c_at, c_part) WITH ORDINALITY
+                   AS u (pid, base, start, take, at, part, ord)
+             CROSS JOIN LATERAL (SELECT t.blob FROM queen.log_segments t
+                                  WHERE t.partition_id = u.pid AND t.base_offset = u.base OFFSET 0) g
              ORDER BY u.ord;
     END IF;
 
     -- A partition whose every segment is gone must stop looking pending; one whose segments are only
     -- deferred must not.
     IF v_barren <> '{}' THEN
-        UPDATE queen.log_consumers c SET committed = p.last_offset
-          FROM unnest(v_barren) AS u (pid)
-          JOIN queen.log_partitions p ON p.id = u.pid
-         WHERE c.partition_id = u.pid AND c.consumer_group = p_group AND p.last_offset > c.committed
-           AND NOT EXISTS (SELECT 1 FROM queen.log_segments g WHERE g.partition_id = u.pid);
+        UPDATE queen.log_consumers c
+           SET committed = greatest(c.committed, (SELECT p.last_offset FROM queen.log_partitions p
+                                                   WHERE p.id = c.partition_id))
+         WHERE c.partition_id = ANY (v_barren) AND c.consumer_group = p_group
+           AND c.committed < (SELECT p.last_offset FROM queen.log_partitions p WHERE p.id = c.partition_id)
+           AND NOT EXISTS (SELECT 1 FROM queen.log_segments g WHERE g.partition_id = c.partition_id OFFSET 0);
     END IF;
 
     -- What could not be served: read afresh, without locks. Still pending means somebody holds it, or
     -- it is deferred, and 'empty' would strand it.
-    SELECT array_agg(u.pid) INTO v_missed
-      FROM unnest(p_partitions) WITH ORDINALITY AS u (pid, ord)
-     WHERE u.pid <> ALL (s_pid) AND (u.pid = ANY (v_barren) OR v_ids IS NULL OR u.pid <> ALL (v_ids));
-    IF v_missed IS NOT NULL THEN
+    IF v_barren <> '{}' OR v_ids IS NULL OR cardinality(v_ids) < cardinality(p_partitions) THEN
         RETURN QUERY
-            SELECT CASE WHEN x.pending OR x.held THEN 'leased' ELSE 'empty' END, x.pid, NULL::bigint, NULL::int,
+            SELECT x.name, CASE WHEN x.pending OR x.held THEN 'leased' ELSE 'empty' END, x.pid, NULL::bigint, NULL::int,
                    NULL::int, NULL::timestamptz, NULL::bigint, x.last_offset,
                    CASE WHEN x.held THEN x.lease_expires_at
                         WHEN x.pending THEN v_now + interval '250 milliseconds' END, NULL::bytea
-              FROM (SELECT u.pid, p.last_offset, c.lease_expires_at,
+              FROM (SELECT u.pid, u.name, p.last_offset, c.lease_expires_at,
                            coalesce(c.worker_id IS NOT NULL AND c.lease_expires_at >= v_now, false) AS held,
                            coalesce(p.last_offset > coalesce(c.committed, -1), false) AS pending
-                      FROM unnest(v_missed) AS u (pid)
-                      LEFT JOIN queen.log_partitions p ON p.id = u.pid
-                      LEFT JOIN queen.log_consumers c ON c.partition_id = u.pid AND c.consumer_group = p_group) x;
+                      FROM unnest(p_partitions, p_names) AS u (pid, name)
+                      LEFT JOIN LATERAL (SELECT t.last_offset FROM queen.log_partitions t
+                                          WHERE t.id = u.pid OFFSET 0) p ON true
+                      LEFT JOIN LATERAL (SELECT t.worker_id, t.lease_expires_at, t.committed
+                                           FROM queen.log_consumers t
+                                          WHERE t.partition_id = u.pid AND t.consumer_group = p_group OFFSET 0) c ON true
+                     WHERE u.pid <> ALL (s_pid)
+                       AND (u.pid = ANY (v_barren) OR v_ids IS NULL OR u.pid <> ALL (v_ids))) x;
     END IF;
 END $$;
 
 -- Claims from candidates that memory proposed, by name, in one queue. A group that turns out not to be
 -- registered is registered first, so a group deleted through another broker starts over by the rules.
--- Returns the rows of the claim with the partition's name; a name that is no partition is 'empty'.
+-- Returns the rows of the claim; a name that is no partition is 'empty'.
 CREATE OR REPLACE FUNCTION queen.log_pop_list_v1(
     p_tenant uuid, p_queue text, p_candidates text[], p_group text, p_worker text, p_budget int, p_cap int,
     p_lease int, p_auto_ack boolean, p_debounced boolean, p_mode text, p_from text)
@@ -304,32 +323,27 @@ RETURNS TABLE (partition_name text, verdict text, partition_id uuid, base_offset
                created_at timestamptz, batch_end bigint, last_offset bigint, until timestamptz, blob bytea)
 LANGUAGE plpgsql AS $$
 DECLARE
+    v_queue uuid;
     v_ids uuid[];
     v_names text[];
-    v_seeded boolean;
 BEGIN
-    SELECT array_agg(p.id ORDER BY u.ord), array_agg(u.name ORDER BY u.ord),
-           bool_and(EXISTS (SELECT 1 FROM queen.log_consumers c
-                             WHERE c.partition_id = p.id AND c.consumer_group = p_group))
-      INTO v_ids, v_names, v_seeded
-      FROM (SELECT x.name, min(x.ord) AS ord FROM unnest(p_candidates) WITH ORDINALITY AS x (name, ord)
-             GROUP BY x.name) u
-      JOIN queen.queues q ON q.tenant_id = p_tenant AND q.name = p_queue
-      JOIN queen.log_partitions p ON p.queue_id = q.id AND p.name = u.name;
+    SELECT q.id INTO v_queue FROM queen.queues q WHERE q.tenant_id = p_tenant AND q.name = p_queue;
+    SELECT array_agg(p.id ORDER BY u.ord), array_agg(u.name ORDER BY u.ord) INTO v_ids, v_names
+      FROM unnest(p_candidates) WITH ORDINALITY AS u (name, ord)
+     CROSS JOIN LATERAL (SELECT t.id FROM queen.log_partitions t
+                          WHERE t.queue_id = v_queue AND t.name = u.name OFFSET 0) p;
     IF v_ids IS NOT NULL THEN
-        IF NOT v_seeded THEN
-            PERFORM queen.log_register_group_v1(p_tenant, p_queue, p_group, p_mode, p_from);
-        END IF;
-        RETURN QUERY
-            SELECT v_names[array_position(v_ids, c.partition_id)], c.*
-              FROM queen.log_claim_v1(v_ids, p_group, p_worker, p_budget, p_cap, p_lease, p_auto_ack,
-                                      p_debounced, p_mode, p_from) c;
+        RETURN QUERY SELECT * FROM queen.log_claim_v1(
+            v_ids, v_names, p_group, p_worker, p_budget, p_cap, p_lease, p_auto_ack, p_debounced, p_mode, p_from,
+            p_tenant, p_queue);
     END IF;
-    RETURN QUERY
-        SELECT u.name, 'empty'::text, NULL::uuid, NULL::bigint, NULL::int, NULL::int, NULL::timestamptz,
-               NULL::bigint, NULL::bigint, NULL::timestamptz, NULL::bytea
-          FROM unnest(p_candidates) AS u (name)
-         WHERE v_names IS NULL OR u.name <> ALL (v_names);
+    IF v_ids IS NULL OR cardinality(v_ids) < cardinality(p_candidates) THEN
+        RETURN QUERY
+            SELECT u.name, 'empty'::text, NULL::uuid, NULL::bigint, NULL::int, NULL::int, NULL::timestamptz,
+                   NULL::bigint, NULL::bigint, NULL::timestamptz, NULL::bytea
+              FROM unnest(p_candidates) AS u (name)
+             WHERE v_names IS NULL OR u.name <> ALL (v_names);
+    END IF;
 END $$;
 
 -- Claims one named partition. Creates nothing but the cursor, registers nobody.
@@ -340,14 +354,15 @@ RETURNS TABLE (partition_name text, verdict text, partition_id uuid, base_offset
                created_at timestamptz, batch_end bigint, last_offset bigint, until timestamptz, blob bytea)
 LANGUAGE plpgsql AS $$
 DECLARE
+    v_queue uuid;
     v_id uuid;
 BEGIN
-    SELECT p.id INTO v_id
-      FROM queen.queues q JOIN queen.log_partitions p ON p.queue_id = q.id AND p.name = p_partition
-     WHERE q.tenant_id = p_tenant AND q.name = p_queue;
+    SELECT q.id INTO v_queue FROM queen.queues q WHERE q.tenant_id = p_tenant AND q.name = p_queue;
+    SELECT p.id INTO v_id FROM queen.log_partitions p WHERE p.queue_id = v_queue AND p.name = p_partition;
     IF v_id IS NOT NULL THEN
-        RETURN QUERY SELECT p_partition, c.* FROM queen.log_claim_v1(
-            ARRAY[v_id], p_group, p_worker, p_budget, 1, p_lease, p_auto_ack, false, p_mode, p_from) c;
+        RETURN QUERY SELECT * FROM queen.log_claim_v1(
+            ARRAY[v_id], ARRAY[p_partition], p_group, p_worker, p_budget, 1, p_lease, p_auto_ack, false, p_mode,
+            p_from, NULL, NULL);
     END IF;
 END $$;
 
@@ -387,12 +402,12 @@ BEGIN
     WHILE v_ids IS NOT NULL AND v_at <= array_length(v_ids, 1) AND v_budget > 0
           AND (p_cap <= 0 OR v_served < p_cap) LOOP
         FOR r IN SELECT c.* FROM queen.log_claim_v1(
-                v_ids[v_at : v_at + v_slice - 1], p_group, p_worker, v_budget,
+                v_ids[v_at : v_at + v_slice - 1], v_names[v_at : v_at + v_slice - 1], p_group, p_worker, v_budget,
                 CASE WHEN p_cap <= 0 THEN 0 ELSE p_cap - v_served END, p_lease, p_auto_ack, false,
-                p_mode, p_from) c
+                p_mode, p_from, NULL, NULL) c
              WHERE c.verdict = 'took'
         LOOP
-            partition_name := v_names[array_position(v_ids, r.partition_id)];
+            partition_name := r.partition_name;
             verdict := r.verdict;
             partition_id := r.partition_id;
             base_offset := r.base_offset;
@@ -419,6 +434,8 @@ BEGIN
             SELECT w.updated_at INTO v_checked FROM queen.consumer_watermarks w
              WHERE w.queue_id = v_queue AND w.consumer_group = p_group;
             CONTINUE WHEN v_checked > clock_timestamp() - interval '30 seconds';
+            PERFORM 1 FROM queen.queues q WHERE q.id = v_queue FOR KEY SHARE SKIP LOCKED;
+            CONTINUE WHEN NOT FOUND;  -- it is being deleted, and a pop never waits
             INSERT INTO queen.consumer_watermarks AS w (queue_id, consumer_group, last_empty_scan_at, updated_at)
             SELECT v_queue, p_group,
                    CASE WHEN EXISTS (

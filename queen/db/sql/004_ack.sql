@@ -22,6 +22,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     c record;
     q record;
+    head record;
     v_n int := octet_length(p_hashes) / 16;
     v_hi bigint;
     v_new bigint;
@@ -65,17 +66,23 @@ BEGIN
     -- The usual ack names exactly the next messages in order: one comparison of bytes decides it, and
     -- it needs no memory of the pop, so any worker of any broker can serve it.
     IF p_statuses = '' AND v_n > 0 AND c.committed + v_n <= v_hi THEN
-        SELECT string_agg(
-                   CASE WHEN t.base_offset > c.committed AND t.end_offset <= c.committed + v_n THEN t.hashes
-                        ELSE substring(t.hashes FROM greatest(c.committed + 1 - t.base_offset, 0)::int * 16 + 1
-                                       FOR (least(c.committed + v_n, t.end_offset)
-                                            - greatest(c.committed + 1, t.base_offset) + 1)::int * 16) END,
-                   ''::bytea ORDER BY t.base_offset)
-          INTO v_span
+        SELECT t.base_offset, t.end_offset, t.hashes INTO head
           FROM queen.log_txns t
-         WHERE t.partition_id = p_partition AND t.end_offset > c.committed
-           AND t.base_offset >= queen.log_txns_from(p_partition, c.committed + 1)
-           AND t.base_offset <= c.committed + v_n;
+         WHERE t.partition_id = p_partition AND t.base_offset <= c.committed + 1
+         ORDER BY t.base_offset DESC LIMIT 1;
+        IF head.end_offset >= c.committed + v_n THEN
+            v_span := substring(head.hashes FROM (c.committed + 1 - head.base_offset)::int * 16 + 1 FOR v_n * 16);
+        ELSE
+            SELECT string_agg(
+                       substring(s.hashes FROM greatest(c.committed + 1 - s.base_offset, 0)::int * 16 + 1
+                                 FOR (least(c.committed + v_n, s.end_offset)
+                                      - greatest(c.committed + 1, s.base_offset) + 1)::int * 16),
+                       ''::bytea ORDER BY s.base_offset)
+              INTO v_span
+              FROM queen.log_txns s
+             WHERE s.partition_id = p_partition AND s.end_offset > c.committed
+               AND s.base_offset >= coalesce(head.base_offset, 0) AND s.base_offset <= c.committed + v_n;
+        END IF;
         IF v_span = p_hashes THEN
             v_new := c.committed + v_n;
             items := '';
