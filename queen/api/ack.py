@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from flask import Blueprint
 
-from queen.api.bodies import Decoder, check_group
+from queen.api.bodies import Decoder, Masks, check_group, check_surrogates
 from queen.api.http import Answer, Request, direct
 from queen.engine.ack import AckItem
 from queen.engine.identifiers import QUEUE_MODE
@@ -50,33 +50,41 @@ _encode = msgspec.json.Encoder().encode
 @blueprint.post("/api/v1/ack")
 @direct
 def ack(request: Request) -> Answer:
-    body, _ = _single.decode(request.body())
-    return _ack(request, [body], body.consumerGroup)
+    body, masks = _single.decode(request.body())
+    return _ack(request, [body], body.consumerGroup, masks)
 
 
 @blueprint.post("/api/v1/ack/batch")
 @direct
 def ack_batch(request: Request) -> Answer:
-    body, _ = _batch.decode(request.body())
-    return _ack(request, body.acknowledgments, body.consumerGroup)
+    body, masks = _batch.decode(request.body())
+    return _ack(request, body.acknowledgments, body.consumerGroup, masks)
 
 
-def ack_item(ack: Ack, group: str) -> AckItem:
-    """The item as the engine takes it. A NUL can be in no lease id and no reason that a row could hold."""
+def ack_item(ack: Ack, group: str, masks: Masks | None) -> AckItem:
+    """The item as the engine takes it: no row could hold a NUL, nor a reason with half a character.
+
+    Raises a 400 `Refusal` for an id with an unpaired surrogate, since no message can have it.
+    """
+    reason = ack.error
+    if masks is not None:
+        check_surrogates(masks, ack.transactionId, ack.partitionId, ack.leaseId, ack.status, group)
+        reason = masks.readable(reason) if reason else None
     return AckItem(
         ack.transactionId,
         ack.partitionId,
         group,
         (ack.leaseId or "").replace("\x00", "\ufffd"),
         ack.status,
-        ack.error.replace("\x00", "\ufffd") if ack.error else None,
+        reason.replace("\x00", "\ufffd") if reason else None,
     )
 
 
-def _ack(request: Request, acks: list[Ack] | list[SingleAck], group: str | None) -> Answer:
+def _ack(request: Request, acks: list[Ack] | list[SingleAck], group: str | None, masks: Masks | None) -> Answer:
     group = QUEUE_MODE if group is None else group
     check_group(group)
-    results = request.engine.acker.ack(request.tenant, [ack_item(a, group) for a in acks])
+    items = [ack_item(a, group, masks) for a in acks]
+    results = request.engine.acker.ack(request.tenant, items)
     return Answer(
         200,
         _encode(

@@ -27,6 +27,9 @@ _ESCAPE = re.compile(
     re.DOTALL,
 )
 
+_PRIVATE_ESCAPE = re.compile(rb"\\u([eEfF][0-9a-fA-F]{3})")
+_PRIVATE = re.compile(rb"\xee[\x80-\xbf]{2}|\xef[\x80-\xa3][\x80-\xbf]")
+
 
 class Masks:
     """Escapes that stand for a body's unpaired surrogates while it is decoded.
@@ -36,16 +39,10 @@ class Masks:
     """
 
     def __init__(self, body: bytes) -> None:
-        self._lower = body.lower()
         self._masks: dict[bytes, bytes] = {}
-        self._free = self._unused()
+        self._free = _unused(body)
         self.text = ""
         self.masked = _ESCAPE.sub(self._mask, body)
-
-    def _unused(self) -> Iterator[int]:
-        for code in range(0xE000, 0xF900):
-            if b"\\u%04x" % code not in self._lower and chr(code).encode() not in self._lower:
-                yield code
 
     def _mask(self, match: re.Match[bytes]) -> bytes:
         escape = match.group()
@@ -61,9 +58,21 @@ class Masks:
         return mask
 
     def restore(self, payload: bytes) -> bytes:
+        """The bytes as they were sent."""
         for escape, mask in self._masks.items():
             payload = payload.replace(mask, escape)
         return payload
+
+    def readable(self, text: str) -> str:
+        """A decoded text with the replacement character for each unpaired surrogate."""
+        return text.translate(dict.fromkeys(map(ord, self.text), "\ufffd"))
+
+
+def _unused(body: bytes) -> Iterator[int]:
+    """The private-use characters that a body contains neither as an escape nor in UTF-8."""
+    used = {int(digits, 16) for digits in _PRIVATE_ESCAPE.findall(body)}
+    used.update(ord(character.decode()) for character in _PRIVATE.findall(body))
+    return (code for code in range(0xE000, 0xF900) if code not in used)
 
 
 class Decoder(Generic[Body]):
@@ -97,15 +106,18 @@ class Decoder(Generic[Body]):
 def check_names(masks: Masks | None, *names: str | None) -> None:
     """Refuses a control character or an unpaired surrogate in queue, partition or transaction id."""
     for name in names:
-        if name is None:
-            continue
-        if _CONTROL.search(name):
+        if name is not None and _CONTROL.search(name):
             raise Refusal(
                 400,
                 f"bad body: control characters are not allowed in queue, partition or transactionId: {name[:80]!r}",
             )
-        if masks is not None and any(mark in name for mark in masks.text):
-            raise Refusal(400, "bad body: unpaired surrogate in queue, partition or transactionId")
+    check_surrogates(masks, *names)
+
+
+def check_surrogates(masks: Masks | None, *texts: str | None) -> None:
+    """Refuses an unpaired surrogate in a text that must match another one."""
+    if masks is not None and any(mark in text for text in texts if text for mark in masks.text):
+        raise Refusal(400, "bad body: unpaired surrogate in a name or id")
 
 
 def check_item(position: int, queue: str, partition: str | None, transaction_id: str | None) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from flask import Blueprint
 
+from queen.api.ack import Ack, ack_item
 from queen.api.bodies import Decoder, Masks, check_group, check_item, check_names
 from queen.api.http import Answer, Refusal, Request, direct, json_answer
 from queen.api.push import DEFAULT_PARTITION
@@ -79,26 +80,19 @@ class Bundle:
             )
         )
 
-    def add_ack(self, ack: Operation) -> None:
+    def add_ack(self, ack: Operation, masks: Masks | None) -> None:
         fields = (ack.transactionId, ack.partitionId, ack.status, ack.consumerGroup, ack.leaseId, ack.error)
         if not all(field is None or isinstance(field, str) for field in fields):
             raise Refusal(400, "bad body: the fields of an ack are strings")
         group = ack.consumerGroup or QUEUE_MODE
         check_group(group)
-        lease = (ack.leaseId or "").replace("\x00", "\ufffd")
-        self.order.append(("ack", len(self.acks)))
-        self.acks.append(
-            AckItem(
-                ack.transactionId or "",
-                ack.partitionId or "",
-                group,
-                lease,
-                ack.status,
-                ack.error.replace("\x00", "\ufffd") if ack.error else None,
-            )
+        item = ack_item(
+            Ack(ack.transactionId or "", ack.partitionId or "", ack.status, ack.leaseId, ack.error), group, masks
         )
-        if lease:
-            self.leases.append(lease)
+        self.order.append(("ack", len(self.acks)))
+        self.acks.append(item)
+        if item.lease_id:
+            self.leases.append(item.lease_id)
 
 
 @blueprint.post("/api/v1/transaction")
@@ -149,13 +143,14 @@ def read(body: bytes) -> Bundle:
         bundle.leases = [lease.replace("\x00", "\ufffd") for lease in leases if isinstance(lease, str) and lease]
     for operation in operations:
         if operation.type == "ack":
-            bundle.add_ack(operation)
+            bundle.add_ack(operation, masks)
         elif operation.type == "push":
             items = bytes(operation.items)
             for item in _operations.decode(items)[0] if items.startswith(b"[") else [operation]:
                 bundle.add_push(item, masks)
         else:
-            raise TransactionRefused(f"{ONLY_PUSH_AND_ACK}{operation.type}", "bad_request")
+            kind = operation.type if isinstance(operation.type, str) else "no type"
+            raise TransactionRefused(f"{ONLY_PUSH_AND_ACK}{kind[:80]}", "bad_request")
     return bundle
 
 
