@@ -78,7 +78,7 @@ def _throughput(row: Row) -> str:
         return (
             f"CPU ms per second: broker {number(cpu['broker'], 2)}, PostgreSQL {number(cpu['postgresql'], 2)}"
             f"; broker memory {number(memory)} bytes per parked pop"
-            f"; commits/s {number(row.get('commits_per_s'), 1)}"
+            f"; write transactions/s {number(row.get('write_transactions_per_s'), 1)}"
         )
     if row["scenario"] == "hello":
         return f"{number(row['requests_per_s'])} requests/s"
