@@ -1,5 +1,7 @@
 """Structured logs, one line an event: ``<time> <LEVEL> <target>: <message> key=value``.
 
+Whatever a message or a field holds, it can't break the line: a traceback is a field too.
+
 Every module logs through ``Log(target)``; the target names the part of the broker that speaks (boot,
 fusion, hotlist ...) and the fields are what operators grep and graph. With ``json=True`` a line is one
 flat JSON object instead. Nothing is logged per message, and what a hot path could repeat goes through
@@ -9,6 +11,7 @@ flat JSON object instead. Nothing is logged per message, and what a hot path cou
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 from datetime import UTC, datetime
@@ -17,6 +20,9 @@ from typing import Any
 import simplejson
 
 _PREFIX = "queen."
+# What a terminal or a reader of lines could take for the end of one, or for a command.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_QUOTED = re.compile('[\\s"\x00-\x1f\x7f-\x9f]')
 
 
 class Log:
@@ -66,10 +72,12 @@ class _Line(logging.Formatter):
         moment = datetime.fromtimestamp(record.created, UTC)
         target = record.name.removeprefix(_PREFIX)
         level = "WARN" if record.levelno == logging.WARNING else record.levelname
-        fields: dict[str, Any] = getattr(record, "fields", {})
-        text = " ".join([record.getMessage(), *(f"{key}={_plain(value)}" for key, value in fields.items())])
-        line = f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z {level:>5} {target}: {text}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        fields: dict[str, Any] = dict(getattr(record, "fields", {}))
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        message = _CONTROL.sub(_escaped, record.getMessage())
+        text = " ".join([message, *(f"{key}={_plain(value)}" for key, value in fields.items())])
+        return f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z {level:>5} {target}: {text}"
 
 
 class _JsonLine(logging.Formatter):
@@ -85,16 +93,20 @@ class _JsonLine(logging.Formatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         line["target"] = record.name.removeprefix(_PREFIX)
-        return str(simplejson.dumps(line, default=str))
+        return str(simplejson.dumps(line, default=str, encoding=None, ignore_nan=True))
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match.group().encode("unicode_escape").decode()
 
 
 def _plain(value: Any) -> str:
-    """A field's value on one line: a value with blanks, quotes or line breaks is quoted."""
+    """A field's value: one with blanks, quotes or control characters is quoted."""
     if isinstance(value, bool):
         return "true" if value else "false"
     text = str(value)
-    if text == "" or any(c in text for c in ' "\n\r\t'):
-        return str(simplejson.dumps(text))
+    if text == "" or _QUOTED.search(text):
+        return _CONTROL.sub(_escaped, simplejson.dumps(text))
     return text
 
 

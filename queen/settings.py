@@ -17,6 +17,7 @@ from typing import Any
 
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
+_BEYOND = 1 << 63
 
 
 class SettingsError(Exception):
@@ -86,7 +87,7 @@ class Settings:
     )
     pop_wait_initial_ms: int = _setting("POP_WAIT_INITIAL_INTERVAL_MS", 100, "first re-poll of a parked pop", 1)
     pop_wait_threshold: int = _setting("POP_WAIT_BACKOFF_THRESHOLD", 3, "re-polls before backing off", 0)
-    pop_wait_multiplier: float = _setting("POP_WAIT_BACKOFF_MULTIPLIER", 2.0, "growth of the re-poll interval")
+    pop_wait_multiplier: float = _setting("POP_WAIT_BACKOFF_MULTIPLIER", 2.0, "growth of the re-poll interval", 0.1)
     pop_wait_max_ms: int = _setting("POP_WAIT_MAX_INTERVAL_MS", 1000, "longest re-poll interval", 1)
     pop_pending_gate: bool = _setting("QUEEN_POP_PENDING_GATE", True, "probe cheaply before a re-poll's claim")
 
@@ -157,10 +158,7 @@ def _value(variable: Variable, default: Any, environ: Mapping[str, str], warning
     if variable.kind == "str":
         return text
     parse: Callable[[str], float] = int if variable.kind == "int" else float
-    try:
-        number = parse(text) if text == text.strip() and "_" not in text else None
-    except ValueError:
-        number = None
+    number = _number(parse, text)
     if number is None:
         warnings.append(f'{name}="{text}" is not a number; using {default}')
         return default
@@ -169,6 +167,17 @@ def _value(variable: Variable, default: Any, environ: Mapping[str, str], warning
     if variable.maximum is not None:
         number = min(number, parse(str(variable.maximum)))
     return number
+
+
+def _number(parse: Callable[[str], float], text: str) -> float | None:
+    """The number that a text spells in plain ASCII, or None. One beyond 64 bits is nobody's intention."""
+    if not text.isascii() or "_" in text or text != text.strip():
+        return None
+    try:
+        number = parse(text)
+    except ValueError:
+        return None
+    return number if abs(number) < _BEYOND else None
 
 
 def _first(variable: Variable, environ: Mapping[str, str]) -> tuple[str, str | None]:
