@@ -152,7 +152,8 @@ class EmbeddedServer:
         self.cluster_dir = self.data_dir / "pgdata"
         self.log_path = self.data_dir / "log"
         self._pid_file = self.cluster_dir / "postmaster.pid"
-        self._bin_dir = bin_dir
+        # None until the first start has found out which binaries fit the cluster.
+        self.bin_dir = bin_dir
         self._settings = _SETTINGS | {"port": str(self.port)} | (settings or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: Guard | None = None
@@ -354,12 +355,12 @@ class EmbeddedServer:
         return "".join(_lines(self._pid_file)[number : number + 1]).strip()
 
     def _binary(self, name: str) -> Path:
-        if self._bin_dir is None:
-            self._bin_dir = embedded_bin_dir(self.cluster_dir)
-        if not (self._bin_dir / name).exists():
-            raise EmbeddedError(f"no {name} in {self._bin_dir}")
-        self._bin_dir = reachable_bin_dir(self._bin_dir, self._account)
-        return self._bin_dir / name
+        if self.bin_dir is None:
+            self.bin_dir = embedded_bin_dir(self.cluster_dir)
+        if not (self.bin_dir / name).exists():
+            raise EmbeddedError(f"no {name} in {self.bin_dir}")
+        self.bin_dir = reachable_bin_dir(self.bin_dir, self._account)
+        return self.bin_dir / name
 
     def _child_options(self) -> dict[str, Any]:
         """Common options of its processes: the caller's PG* variables must not reach them."""

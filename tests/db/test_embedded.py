@@ -80,17 +80,35 @@ def test_only_the_password_opens_it(embedded: EmbeddedServer) -> None:
         psycopg.connect(embedded.dsn(), password="wrong")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's server runs as another account")
+def test_root_can_use_a_directory_that_no_one_else_may_enter(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    first = EmbeddedServer(tmp_path / "data")
+    try:
+        first.start()
+        _keep_a_row(first)
+        first.stop()
+        second = EmbeddedServer(tmp_path / "data")
+        assert second.data_dir == first.data_dir != second.requested_dir
+        with second:
+            assert _count(second) == 1
+    finally:
+        first.destroy()
+
+
 def test_it_goes_when_its_owner_is_killed_and_comes_back(embedded: EmbeddedServer) -> None:
     _keep_a_row(embedded)
     embedded.stop()
     program = (
         "import pathlib, sys, time\n"
         "from queen.db.embedded import EmbeddedServer\n"
-        "server = EmbeddedServer(pathlib.Path(sys.argv[1]))\n"
+        "server = EmbeddedServer(pathlib.Path(sys.argv[1]), bin_dir=pathlib.Path(sys.argv[2]))\n"
         "server.start(); print(server.pid, flush=True); time.sleep(60)\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", program, str(embedded.data_dir)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, str(embedded.data_dir), str(embedded.bin_dir)],
+        stdout=subprocess.PIPE,
+        text=True,
     ) as owner:
         assert owner.stdout
         postmaster = int(owner.stdout.readline())
