@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, cast
@@ -126,7 +126,7 @@ class Broker(Flask):
             start_response(answer.status_line, headers)
             if client is not None:
                 self.host.idle[client.fileno()] = client
-            return _then_drain(body, environ, client) if unread and client is not None else [body]
+            return LastAnswer(body, environ, client) if unread and client is not None else [body]
         close = unread or self.host.stopping or _is_last(environ)
         client.sendall(_head(environ, answer, close) + body)
         if unread:
@@ -165,9 +165,20 @@ def _head(environ: Environ, answer: Answer, close: bool) -> bytes:
     return f"{lines}\r\n".encode("latin-1")
 
 
-def _then_drain(body: bytes, environ: Environ, client: socket.socket) -> Iterable[bytes]:
-    yield body
-    _drain(environ, client)
+class LastAnswer:
+    """The body of a response written by gunicorn, which closes the connection after it."""
+
+    def __init__(self, body: bytes, environ: Environ, client: socket.socket) -> None:
+        self._body = body
+        self._environ = environ
+        self._client = client
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter((self._body,))
+
+    def close(self) -> None:
+        _drain(self._environ, self._client)
+        _hang_up()
 
 
 def _drain(environ: Environ, client: socket.socket) -> None:
