@@ -26,3 +26,9 @@ control_socket_disable = True
 
 # Queue names travel in the path, percent-encoded: 255 characters of up to 12 bytes, twice.
 limit_request_line = 8190
+
+# The broker takes nothing from forwarding headers. Trusting everybody with no header at all spares
+# gunicorn the parsing of the peer's address on every request.
+forwarded_allow_ips = "*"
+forwarder_headers = ""
+secure_scheme_headers: dict[str, str] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 OID_BYTEA = 17
 OID_INT8 = 20
@@ -112,5 +113,10 @@ def read_timestamp(data: bytes) -> datetime:
 
 def timestamp_text(microseconds: int) -> str:
     """Microseconds since 2000-01-01 as ``YYYY-MM-DDTHH:MM:SS.ffffffZ``, the wire's form of a time."""
-    moment = _POSTGRES_EPOCH + timedelta(microseconds=microseconds)
-    return f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z"
+    seconds, fraction = divmod(microseconds, 1_000_000)
+    return f"{_second_text(seconds)}.{fraction:06d}Z"
+
+
+@lru_cache(maxsize=1024)
+def _second_text(seconds: int) -> str:
+    return f"{_POSTGRES_EPOCH + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%S}"

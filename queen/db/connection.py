@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import gevent
 import psycopg
+from gevent import getcurrent
 from gevent.hub import get_hub
 from gevent.monkey import get_original
 from psycopg import errors, generators
@@ -53,6 +53,7 @@ class Connection(psycopg.Connection[Any]):
 
     statement_seconds: float = 30.0
     _watcher: Any = None
+    _timer: Any = None
     _known: set[str]
 
     def wait(self, gen: Any, interval: float = 0.0, timeout: float | None = None) -> Any:
@@ -60,17 +61,15 @@ class Connection(psycopg.Connection[Any]):
             state = next(gen)
         except StopIteration as done:
             return done.value
-        timer = gevent.Timeout.start_new(timeout or self.statement_seconds, _StatementTimeout)
         hub = get_hub()
+        if self._watcher is None:
+            self._watcher = hub.loop.io(self.pgconn.socket, _READ)
+            self._timer = hub.loop.timer(self.statement_seconds)
+        timer = self._timer if timeout is None else hub.loop.timer(timeout)
+        timer.start(getcurrent().throw, _StatementTimeout)
         try:
             while True:
-                if state == _READ:
-                    watcher = self._watcher
-                    if watcher is None:
-                        watcher = self._watcher = hub.loop.io(self.pgconn.socket, _READ)
-                else:
-                    watcher = hub.loop.io(self.pgconn.socket, state)
-                hub.wait(watcher)
+                hub.wait(self._watcher if state == _READ else hub.loop.io(self.pgconn.socket, state))
                 state = gen.send(state)
         except StopIteration as done:
             return done.value
@@ -83,7 +82,8 @@ class Connection(psycopg.Connection[Any]):
                 self._give_up()
             raise
         finally:
-            timer.close()
+            if self._timer is not None:  # None: closed meanwhile, and the timer with it
+                timer.stop()
 
     def _give_up(self) -> None:
         """Cancels what runs on the server and closes: a connection in an unknown state is not reused."""
@@ -95,7 +95,8 @@ class Connection(psycopg.Connection[Any]):
     def close(self) -> None:
         if self._watcher is not None:
             self._watcher.close()
-            self._watcher = None
+            self._timer.close()
+            self._watcher = self._timer = None
         super().close()
 
     def idle_and_alive(self) -> bool:

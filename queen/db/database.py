@@ -109,17 +109,11 @@ class Database:
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         """Lends a connection in autocommit mode; raises `Unavailable` when none is to be had in time."""
-        pool = self._pool
-        if pool is None:
-            raise Unavailable("the pool is not open")
-        try:
-            connection = pool.getconn()
-        except (PoolTimeout, PoolClosed) as error:
-            raise Unavailable(str(error)) from None
+        connection = self._take()
         try:
             yield connection
         finally:
-            pool.putconn(connection)
+            self._give(connection)
 
     def call(self, statement: Statement, parameters: Sequence[bytes | None]) -> PGresult:
         """Runs one stored operation on a connection of the pool (see `Connection.call`).
@@ -127,8 +121,27 @@ class Database:
         A slot comes before the connection: PostgreSQL does more with a few statements at a time than
         with as many as the pool would let in.
         """
-        with self._slots, self.connection() as connection:
-            return connection.call(statement, parameters)
+        self._slots.acquire()
+        try:
+            connection = self._take()
+            try:
+                return connection.call(statement, parameters)
+            finally:
+                self._give(connection)
+        finally:
+            self._slots.release()
+
+    def _take(self) -> Connection:
+        if self._pool is None:
+            raise Unavailable("the pool is not open")
+        try:
+            return self._pool.getconn()
+        except (PoolTimeout, PoolClosed) as error:
+            raise Unavailable(str(error)) from None
+
+    def _give(self, connection: Connection) -> None:
+        if self._pool is not None:
+            self._pool.putconn(connection)
 
     def statistics(self) -> dict[str, Any]:
         """psycopg_pool's counters: pool_size, pool_available, requests_waiting and others."""
