@@ -70,6 +70,11 @@ class Entry:
             self.blocks.append((created_at, list(hashes)))
         return True
 
+    def forget(self) -> None:
+        """Forgets every hash; the next one known may have any offset."""
+        self.known.clear()
+        self.blocks.clear()
+
     def expire(self, now: int) -> None:
         """Forgets blocks that left the window. A block is as old as its first hash plus its second."""
         horizon = now - self.window * 1_000_000 - _SLACK - _BLOCK_SECONDS
@@ -132,9 +137,15 @@ class DedupCache:
         return None
 
     def read(self, key: Key, vouch: Vouch, rows: Sequence[HashRow]) -> None:
-        """Takes the rows that `pushed` asked for. The first read of an entry covers the whole window."""
+        """Takes the rows that `pushed` asked for: all of the window that is beyond what it vouched for.
+
+        They fill only what they were read for. An entry made meanwhile may cover a longer window, or know
+        less than the one that asked, and would then vouch for what nobody looked at.
+        """
         entry = self._entries.get(key)
         if entry is None or entry.partition_id != vouch.partition_id:
+            return
+        if entry.window > vouch.window or entry.verified < vouch.verified:
             return
         if self._count + sum(len(row.hashes) for row in rows) // 16 > self._cap:
             self._suppress(key)
@@ -143,9 +154,10 @@ class DedupCache:
             count = len(row.hashes) // 16
             if row.base + count - 1 <= entry.verified:
                 continue
-            # Rows older than the window are not read: a fresh entry may begin at any base.
-            if row.base != entry.verified + 1 and not (entry.verified < 0 and not entry.blocks):
-                return
+            if row.base != entry.verified + 1:
+                # What lies between has left the window, or it would have been read; so has what is older.
+                self._count -= len(entry.known)
+                entry.forget()
             hashes = [row.hashes[k : k + 16] for k in range(0, len(row.hashes), 16)]
             if not self._append(key, entry, row.base, row.created_at, hashes):
                 return

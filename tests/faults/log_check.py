@@ -93,14 +93,14 @@ class Log:
                 )
         return found
 
-    def repeats(self, window: float = float("inf")) -> list[str]:
-        """Return every transaction id that lies twice in one partition within so many seconds (P2)."""
+    def repeats(self, queue: str | None = None) -> list[str]:
+        """Return every transaction id that lies twice in one partition, of one queue or of all (P2)."""
         found = []
         seen: dict[tuple[str, str], Stored] = {}
         for message in self.messages:  # in the order of offsets
             key = (message.partition_id, message.transaction_id)
             first = seen.get(key)
-            if first is not None and (message.created_at - first.created_at).total_seconds() <= window:
+            if first is not None and queue in (None, message.queue):
                 found.append(f"P2: {message.transaction_id!r} is at {first.offset} and at {message.offset}")
             seen[key] = message
         return found
