@@ -97,6 +97,10 @@ class Settings:
     fusion_max_inflight: int = _setting("QUEEN_V2_FUSION_MAX_INFLIGHT", 8, "push transactions at once", 1)
     dedup_cache: bool = _setting("QUEEN_DEDUP_CACHE", True, "remember hashes so that pushes need no probe")
     dedup_cache_mb: int = _setting("QUEEN_DEDUP_CACHE_MB", 512, "memory of that cache", 1)
+    segment_cache_mb: int = _setting(
+        "QUEEN_SEGMENT_CACHE_MB", 64, "memory for frames pushed or read lately, which pops then need not fetch", 1
+    )
+    pop_fusion: bool = _setting("QUEEN_POP_FUSION", True, "let pops that come together share a transaction")
 
     # Hot-list
     hotlist: bool = _setting("QUEEN_HOTLIST", True, "propose partitions to pops from memory")

@@ -23,10 +23,10 @@ from queen.api.http import (
     strict_integer,
 )
 from queen.db.binary import timestamp_text
-from queen.db.operations import Claimed, Subscription
-from queen.engine import frames
+from queen.db.operations import Subscription
+from queen.engine.frames import decode
 from queen.engine.identifiers import QUEUE_MODE, uuid_text
-from queen.engine.pop import PopFailed, Popped, PopRequest
+from queen.engine.pop import Delivery, PopFailed, Popped, PopRequest
 from queen.engine.waiting import Client
 
 blueprint = Blueprint("pop", __name__)
@@ -154,18 +154,15 @@ def _check_name(name: str, what: str) -> None:
 
 
 def answer(popped: Popped | None, queue: str, group: str) -> Answer:
-    """The messages of a pop in the order of their claims, joined from bytes; 204 for none.
-
-    Raises `queen.engine.frames.BadSegment` for a segment that can't be decoded.
-    """
+    """The messages of a pop in the order of their claims, joined from bytes; 204 for none."""
     if popped is None:
         return NO_CONTENT
     group_json = _encode(group)
     messages: list[bytes] = []
     partitions: dict[bytes, bytes] = {}
-    for claim in popped.claims:
-        partitions.setdefault(claim.partition_id, claim.partition)
-        _render(messages, claim, popped.lease_id, group_json)
+    for delivery in popped.deliveries:
+        partitions.setdefault(delivery.claim.partition_id, delivery.claim.partition)
+        _render(messages, delivery, popped.lease_id, group_json)
     first_id, first_name = next(iter(partitions.items()))
     body = b"".join(
         (
@@ -187,8 +184,9 @@ def answer(popped: Popped | None, queue: str, group: str) -> Answer:
     return Answer(200, body)
 
 
-def _render(messages: list[bytes], claim: Claimed, lease_id: bytes, group: bytes) -> None:
+def _render(messages: list[bytes], delivery: Delivery, lease_id: bytes, group: bytes) -> None:
     """The messages of one claimed segment: everything but id, keys and payload is the same for all."""
+    claim = delivery.claim
     tail = b"".join(
         (
             b',"createdAt":"',
@@ -204,7 +202,7 @@ def _render(messages: list[bytes], claim: Claimed, lease_id: bytes, group: bytes
             b"}",
         )
     )
-    for frame in frames.unpack(claim.blob, claim.start, claim.take):
+    for frame in map(decode, delivery.frames):
         key = frame.transaction_id
         messages.append(
             b"".join(

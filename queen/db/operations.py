@@ -73,8 +73,25 @@ class Terms:
 
 
 @dataclass(slots=True)
+class ListPop:
+    """A claim from candidates. Per candidate, the bases of the segments whose frames the broker holds."""
+
+    tenant: bytes
+    queue: bytes
+    group: bytes
+    candidates: list[bytes]
+    known_from: list[int]
+    known_to: list[int]
+    terms: Terms
+    debounced: bool
+
+
+@dataclass(slots=True)
 class Claimed:
-    """One row of a claim: a chosen segment (verdict ``took``), or a candidate that gave nothing."""
+    """One row of a claim: a chosen segment (verdict ``took``), or a candidate that gave nothing.
+
+    ``blob`` is None when the broker said that it holds the segment's frames.
+    """
 
     partition: bytes
     verdict: bytes
@@ -86,7 +103,7 @@ class Claimed:
     batch_end: int
     last_offset: int
     until: int | None
-    blob: bytes
+    blob: bytes | None
 
 
 @dataclass(slots=True)
@@ -165,23 +182,28 @@ _HASHES = Statement("hashes_since", "SELECT * FROM queen.log_hashes_since_v1($1:
 _SEGMENT_AT = Statement("segment_at", "SELECT * FROM queen.log_segment_at_v1($1::uuid, $2::bigint)")
 _POP_LIST = Statement(
     "pop_list",
-    "SELECT * FROM queen.log_pop_list_v1($1::uuid, $2::text, $3::text[], $4::text, $5::text, $6::int, $7::int,"
-    " $8::int, $9::bool, $10::bool, $11::text, $12::text)",
+    "SELECT 1, p.* FROM queen.log_pop_list_v1($1::uuid, $2::text, $3::text[], $4::bigint[], $5::bigint[], $6::text,"
+    " $7::text, $8::int, $9::int, $10::int, $11::bool, $12::bool, $13::text, $14::text) p",
+)
+_POP_MULTI = Statement(
+    "pop_multi",
+    "SELECT * FROM queen.log_pop_multi_v1($1::uuid[], $2::text[], $3::int[], $4::text[], $5::bigint[], $6::bigint[],"
+    " $7::text[], $8::text[], $9::int[], $10::int[], $11::int[], $12::int[], $13::int[])",
 )
 _POP_SPECIFIC = Statement(
     "pop_specific",
-    "SELECT * FROM queen.log_pop_specific_v1($1::uuid, $2::text, $3::text, $4::text, $5::text, $6::int, $7::int,"
-    " $8::bool, $9::text, $10::text)",
+    "SELECT 1, p.* FROM queen.log_pop_specific_v1($1::uuid, $2::text, $3::text, $4::text, $5::text, $6::int, $7::int,"
+    " $8::bool, $9::text, $10::text) p",
 )
 _POP_WILDCARD = Statement(
     "pop_wildcard",
-    "SELECT * FROM queen.log_pop_wildcard_v1($1::uuid, $2::text, $3::text, $4::text, $5::int, $6::int, $7::int,"
-    " $8::bool, $9::text, $10::text)",
+    "SELECT 1, p.* FROM queen.log_pop_wildcard_v1($1::uuid, $2::text, $3::text, $4::text, $5::int, $6::int, $7::int,"
+    " $8::bool, $9::text, $10::text) p",
 )
 _POP_DISCOVER = Statement(
     "pop_discover",
-    "SELECT * FROM queen.log_pop_discover_v1($1::uuid, $2::text, $3::text, $4::text, $5::text, $6::int, $7::int,"
-    " $8::int, $9::bool, $10::text, $11::text)",
+    "SELECT 1, p.* FROM queen.log_pop_discover_v1($1::uuid, $2::text, $3::text, $4::text, $5::text, $6::int, $7::int,"
+    " $8::int, $9::bool, $10::text, $11::text) p",
 )
 _HAS_PENDING = Statement("has_pending", "SELECT queen.log_has_pending_v1($1::uuid, $2::text, $3::text)")
 _DISCOVER_HAS_PENDING = Statement(
@@ -281,34 +303,54 @@ class Operations:
         base, at, blob = (result.get_value(0, column) or b"" for column in range(3))
         return binary.read_int8(base), binary.read_int8(at), blob
 
-    def pop_list(
-        self,
-        tenant: bytes,
-        queue: bytes,
-        candidates: Sequence[bytes],
-        subscription: Subscription,
-        terms: Terms,
-        debounced: bool,
-    ) -> list[Claimed]:
-        """Claims from named candidates of a queue, in their order."""
+    def pop_list(self, pop: ListPop, subscription: Subscription) -> list[Claimed]:
+        """Claims from named candidates of a queue, in their order; first contacts included."""
+        terms = pop.terms
         return _claims(
             self._call(
                 _POP_LIST,
                 (
-                    tenant,
-                    queue,
-                    binary.texts(candidates),
-                    subscription.group,
+                    pop.tenant,
+                    pop.queue,
+                    binary.texts(pop.candidates),
+                    binary.int8s(pop.known_from),
+                    binary.int8s(pop.known_to),
+                    pop.group,
                     terms.worker,
                     binary.int4(terms.budget),
                     binary.int4(terms.cap),
                     binary.int4(terms.lease),
                     binary.boolean(terms.auto_ack),
-                    binary.boolean(debounced),
+                    binary.boolean(pop.debounced),
                     subscription.mode,
                     subscription.start,
                 ),
-            )
+            ),
+            1,
+        )[0]
+
+    def pop_multi(self, pops: Sequence[ListPop]) -> list[list[Claimed]]:
+        """Several such claims in one transaction; a first contact only gets the verdict ``contact``."""
+        return _claims(
+            self._call(
+                _POP_MULTI,
+                (
+                    binary.uuids([p.tenant for p in pops]),
+                    binary.texts([p.queue for p in pops]),
+                    binary.int4s([len(p.candidates) for p in pops]),
+                    binary.texts([name for p in pops for name in p.candidates]),
+                    binary.int8s([base for p in pops for base in p.known_from]),
+                    binary.int8s([base for p in pops for base in p.known_to]),
+                    binary.texts([p.group for p in pops]),
+                    binary.texts([p.terms.worker for p in pops]),
+                    binary.int4s([p.terms.budget for p in pops]),
+                    binary.int4s([p.terms.cap for p in pops]),
+                    binary.int4s([p.terms.lease for p in pops]),
+                    binary.int4s([int(p.terms.auto_ack) for p in pops]),
+                    binary.int4s([int(p.debounced) for p in pops]),
+                ),
+            ),
+            len(pops),
         )
 
     def pop_specific(
@@ -330,18 +372,20 @@ class Operations:
                     subscription.mode,
                     subscription.start,
                 ),
-            )
-        )
+            ),
+            1,
+        )[0]
 
     def pop_wildcard(self, tenant: bytes, queue: bytes, subscription: Subscription, terms: Terms) -> list[Claimed]:
         """Registers the group on the queue if need be, and claims from a scan of its partitions."""
-        return _claims(self._call(_POP_WILDCARD, (tenant, queue, *_scan(subscription, terms))))
+        return _claims(self._call(_POP_WILDCARD, (tenant, queue, *_scan(subscription, terms))), 1)[0]
 
     def pop_discover(
         self, tenant: bytes, namespace: bytes, task: bytes, subscription: Subscription, terms: Terms
     ) -> list[Claimed]:
         """The same over every queue with this namespace and task."""
-        return _claims(self._call(_POP_DISCOVER, (tenant, namespace, task, *_scan(subscription, terms))))
+        parameters = (tenant, namespace, task, *_scan(subscription, terms))
+        return _claims(self._call(_POP_DISCOVER, parameters), 1)[0]
 
     def has_pending(self, tenant: bytes, queue: bytes, group: bytes) -> bool:
         return self._call(_HAS_PENDING, (tenant, queue, group)).get_value(0, 0) == binary.TRUE
@@ -523,46 +567,44 @@ def _scan(subscription: Subscription, terms: Terms) -> tuple[bytes, ...]:
     )
 
 
-def _claims(result: PGresult) -> list[Claimed]:
+def _claims(result: PGresult, pops: int) -> list[list[Claimed]]:
+    """The rows of a claim per pop: position, then the columns of log_claim_v1."""
     get = result.get_value
     read_int4, read_int8 = binary.read_int4, binary.read_int8
-    rows: list[Claimed] = []
+    claims: list[list[Claimed]] = [[] for _ in range(pops)]
     for r in range(result.ntuples):
-        verdict = get(r, 1) or b""
-        until, last = get(r, 9), get(r, 8)
+        verdict = get(r, 2) or b""
+        until, last = get(r, 10), get(r, 9)
         if verdict == b"took":
-            rows.append(
-                Claimed(
-                    get(r, 0) or b"",
-                    verdict,
-                    get(r, 2) or b"",
-                    read_int8(get(r, 3) or b""),
-                    read_int4(get(r, 4) or b""),
-                    read_int4(get(r, 5) or b""),
-                    read_int8(get(r, 6) or b""),
-                    read_int8(get(r, 7) or b""),
-                    read_int8(last or b""),
-                    None if until is None else read_int8(until),
-                    get(r, 10) or b"",
-                )
+            claim = Claimed(
+                get(r, 1) or b"",
+                verdict,
+                get(r, 3) or b"",
+                read_int8(get(r, 4) or b""),
+                read_int4(get(r, 5) or b""),
+                read_int4(get(r, 6) or b""),
+                read_int8(get(r, 7) or b""),
+                read_int8(get(r, 8) or b""),
+                read_int8(last or b""),
+                None if until is None else read_int8(until),
+                get(r, 11),
             )
         else:
-            rows.append(
-                Claimed(
-                    get(r, 0) or b"",
-                    verdict,
-                    get(r, 2) or b"",
-                    -1,
-                    0,
-                    0,
-                    0,
-                    -1,
-                    -1 if last is None else read_int8(last),
-                    None if until is None else read_int8(until),
-                    b"",
-                )
+            claim = Claimed(
+                get(r, 1) or b"",
+                verdict,
+                get(r, 3) or b"",
+                base=-1,
+                start=0,
+                take=0,
+                created_at=0,
+                batch_end=-1,
+                last_offset=-1 if last is None else read_int8(last),
+                until=None if until is None else read_int8(until),
+                blob=None,
             )
-    return rows
+        claims[read_int4(get(r, 0) or b"") - 1].append(claim)
+    return claims
 
 
 def _acked(result: PGresult, row: int, first: int) -> Acked:

@@ -17,6 +17,7 @@ from queen.engine.identifiers import Minter
 from queen.engine.leases import Leases
 from queen.engine.pop import Popper
 from queen.engine.push import Pusher
+from queen.engine.segments import SegmentCache
 from queen.engine.transaction import Transactor
 from queen.settings import Settings
 
@@ -35,8 +36,9 @@ class Engine:
         self.leases = Leases(self.operations)
         minter = Minter()
         dedup = DedupCache(settings.dedup_cache, settings.dedup_cache_mb)
-        self.pusher = Pusher(settings, self.operations, self.hotlist, minter, dedup)
-        self.popper = Popper(settings, self.operations, self.hotlist, self.scan, minter, self.leases)
+        segments = SegmentCache(self.operations, settings.segment_cache_mb)
+        self.pusher = Pusher(settings, self.operations, self.hotlist, minter, dedup, segments)
+        self.popper = Popper(settings, self.operations, self.hotlist, self.scan, minter, self.leases, segments)
         self.acker = Acker(self.operations, self.hotlist)
         self.transactor = Transactor(settings, self.operations, self.hotlist, minter, self.acker)
         self._loops: list[gevent.Greenlet[[], None]] = []

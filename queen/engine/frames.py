@@ -88,30 +88,30 @@ def pack(frames: Sequence[bytes], level: int) -> bytes:
     return _STORED + data
 
 
-def unpack(blob: bytes, start: int = 0, take: int | None = None) -> list[Frame]:
-    """The frames ``start`` to ``start + take`` of a segment; raises `BadSegment`.
-
-    Frames in front are skipped by their lengths; with ``take`` None the whole blob has to be frames.
-    """
+def split(blob: bytes) -> list[bytes]:
+    """The encoded frames of a segment, for `decode`; raises `BadSegment`."""
     data = _open(blob)
-    at = 0
-    frames: list[Frame] = []
     size = len(data)
-    index = 0
-    while (take is None or len(frames) < take) and (at < size or index < start):
+    encoded: list[bytes] = []
+    at = 0
+    while at < size:
         if at + 4 > size:
             raise BadSegment("a frame's length runs past the end")
         (length,) = _LENGTH.unpack_from(data, at)
         end = at + 4 + length
         if length < _MINIMUM or end > size:
             raise BadSegment("a frame runs past the end" if end > size else "a frame is too short")
-        if index >= start:
-            frames.append(_decode(data, at, end))
-        index += 1
+        encoded.append(data[at:end])
         at = end
-    if take is not None and len(frames) < take:
+    return encoded
+
+
+def unpack(blob: bytes, start: int = 0, take: int | None = None) -> list[Frame]:
+    """The frames ``start`` to ``start + take`` of a segment; raises `BadSegment`."""
+    encoded = split(blob)
+    if take is not None and start + take > len(encoded):
         raise BadSegment("the segment holds fewer frames than its row says")
-    return frames
+    return [decode(frame) for frame in encoded[start : None if take is None else start + take]]
 
 
 def _open(blob: bytes) -> bytes:
@@ -129,16 +129,18 @@ def _open(blob: bytes) -> bytes:
         raise BadSegment(f"can't decompress: {error}") from None
 
 
-def _decode(data: bytes, at: int, end: int) -> Frame:
-    _, flags, message_id, count = _HEAD.unpack_from(data, at)
+def decode(data: bytes) -> Frame:
+    """One encoded frame; raises `BadSegment`."""
+    _, flags, message_id, count = _HEAD.unpack_from(data)
+    end = len(data)
     if not flags:
-        body = at + 23 + count
+        body = 23 + count
         if body > end:
             raise BadSegment("a transaction id runs past its frame")
-        return Frame(message_id, data[at + 23 : body], data[body:end])
+        return Frame(message_id, data[23:body], data[body:])
     if flags & ~_FLAGS:
         raise BadSegment("unknown flags")
-    at += 21
+    at = 21
     trace_id = subject = None
     if flags & TRACE:
         trace_id = data[at : at + 16]

@@ -74,6 +74,7 @@ class Lane:
     pinned: dict[bytes, Gate] = field(default_factory=dict)
     scanners: Gate = field(default_factory=Gate)  # pops that do without a ring
     offsets: dict[bytes, int] = field(default_factory=dict)  # last offset heard of, per partition
+    runs: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # offsets of the segments at hand
     flow: Flow = field(default_factory=Flow)
     flow_read: float = float("-inf")
     used: float = 0.0
@@ -135,6 +136,17 @@ class HotList:
         gate = self.discovery.get(tenant)
         if gate is not None:
             gate.wake_all()
+
+    def at_hand(self, lane: Lane, partition: bytes, base: int, end: int) -> None:
+        """The frames of a segment are in the cache. It prolongs the partition's run if it follows it.
+
+        The cache may have dropped older segments of the run: that costs fetching one after all.
+        """
+        run = lane.runs.get(partition)
+        if run is None or run[1] + 1 != base:
+            lane.runs[partition] = (base, end)
+        else:
+            lane.runs[partition] = (run[0], end)
 
     def heard(self, lane: Lane, partition: bytes, last_offset: int) -> None:
         """The database or a peer tells of a partition's last offset: a mark, if it is news."""
@@ -304,6 +316,7 @@ class HotList:
             return
         lane.flow_read = float("-inf")
         lane.offsets.clear()
+        lane.runs.clear()
         for ring in lane.rings.values():
             self.forget_ring(ring)
         lane.scanners.wake_all()

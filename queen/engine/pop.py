@@ -8,18 +8,22 @@ until a mark, an ack or its time wakes it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import gevent
+from gevent.event import Event
 
 from queen.db.errors import StatementFailed, Unavailable
-from queen.db.operations import Claimed, Operations, Subscription, Terms
+from queen.db.operations import Claimed, ListPop, Operations, Subscription, Terms
+from queen.engine import frames
+from queen.engine.fusion import Fusion
 from queen.engine.hotlist import HotList, Lane, Ring
 from queen.engine.hotlist_scan import HotListScan
 from queen.engine.identifiers import Minter, uuid_text
 from queen.engine.leases import Leases
+from queen.engine.segments import SegmentCache
 from queen.engine.waiting import Client, Gate, Parked
 from queen.log import Log
 from queen.settings import Settings
@@ -27,6 +31,9 @@ from queen.settings import Settings
 log = Log("pop")
 
 _MOST_CANDIDATES = 64
+_BUNDLE = 16  # claims in one transaction
+_INFLIGHT = 3  # such transactions at a time
+_NO_RUN = (0, -1)
 _RETRY_SECONDS = 3.0  # a waiting pop outlives a short absence of the database
 _RETRY_PAUSE = 0.25
 _FILL_STEP = 0.01
@@ -48,11 +55,29 @@ class PopRequest:
 
 
 @dataclass(slots=True)
+class Delivery:
+    """A claimed segment with the encoded frames the pop was given of it."""
+
+    claim: Claimed
+    frames: Sequence[bytes]
+
+
+@dataclass(slots=True)
 class Popped:
-    """The segments a pop was given, grouped by partition in the order of their claims."""
+    """What a pop was given, partition by partition in the order of the claims."""
 
     lease_id: bytes
-    claims: list[Claimed]
+    deliveries: list[Delivery]
+
+
+@dataclass(slots=True, eq=False)
+class ClaimJob:
+    """A claim that waits for its place in a shared transaction."""
+
+    pop: ListPop
+    done: Event = field(default_factory=Event)
+    rows: list[Claimed] = field(default_factory=list)
+    error: Unavailable | StatementFailed | None = None
 
 
 class PopFailed(Exception):
@@ -76,6 +101,7 @@ class Popper:
         scan: HotListScan,
         minter: Minter,
         leases: Leases,
+        segments: SegmentCache,
     ) -> None:
         self._settings = settings
         self._operations = operations
@@ -83,6 +109,10 @@ class Popper:
         self._scan = scan
         self._minter = minter
         self._leases = leases
+        self._segments = segments
+        bundle = _BUNDLE if settings.pop_fusion else 1
+        inflight = _INFLIGHT if settings.pop_fusion else 1 << 30
+        self.fusion: Fusion[int, ClaimJob] = Fusion(self._flush, bundle, inflight)
         self._parked: set[Parked] = set()
         self.stopping = False
 
@@ -101,16 +131,16 @@ class Popper:
         """Messages of any partition of a queue, or None. Raises `PopFailed` and `ClientGone`."""
         lane = self._hotlist.lane(request.tenant, queue)
         if not self._settings.hotlist:
-            return self._poll(request, partial(self._by_scan, request, lane), lane.scanners)
+            return self._poll(request, partial(self._by_scan, request, lane), lane.scanners, lane)
         ring = lane.ring(request.subscription.group)
-        return self._poll(request, partial(self._by_ring, request, ring), ring.gate, ring)
+        return self._poll(request, partial(self._by_ring, request, ring), ring.gate, lane, ring)
 
     def pinned(self, request: PopRequest, queue: bytes, partition: bytes) -> Popped | None:
         """Messages of one partition, or None. Raises as `wildcard`."""
         lane = self._hotlist.lane(request.tenant, queue)
         gate = lane.pinned.setdefault(partition, Gate())
         try:
-            return self._poll(request, partial(self._by_name, request, lane, partition), gate)
+            return self._poll(request, partial(self._by_name, request, lane, partition), gate, lane)
         finally:
             if not len(gate) and lane.pinned.get(partition) is gate:
                 del lane.pinned[partition]
@@ -118,11 +148,13 @@ class Popper:
     def discovery(self, request: PopRequest, namespace: bytes, task: bytes) -> Popped | None:
         """Messages of any queue with a namespace and task, or None. Raises as `wildcard`."""
         gate = self._hotlist.discovery.setdefault(request.tenant, Gate())
-        return self._poll(request, partial(self._by_discovery, request, namespace, task), gate)
+        return self._poll(request, partial(self._by_discovery, request, namespace, task), gate, None)
 
     # The long poll
 
-    def _poll(self, request: PopRequest, attempt: Attempt, gate: Gate, ring: Ring | None = None) -> Popped | None:
+    def _poll(
+        self, request: PopRequest, attempt: Attempt, gate: Gate, lane: Lane | None, ring: Ring | None = None
+    ) -> Popped | None:
         started = time.monotonic()
         deadline = started + request.timeout
         empty = 0
@@ -139,7 +171,7 @@ class Popper:
             probe = empty > 0 and not vain and self._settings.pop_pending_gate
             claims, again = self._attempt(partial(attempt, terms, probe), request, deadline)
             if claims:
-                return self._given(request, terms, claims)
+                return self._given(request, terms, claims, lane)
             left = deadline - time.monotonic()
             if not request.wait or left <= 0 or self.stopping:
                 return None
@@ -193,10 +225,11 @@ class Popper:
             gevent.sleep(_RETRY_PAUSE)
             request.client.check()
 
-    def _given(self, request: PopRequest, terms: Terms, claims: list[Claimed]) -> Popped:
+    def _given(self, request: PopRequest, terms: Terms, claims: list[Claimed], lane: Lane | None) -> Popped:
         """Hands a claim over, or back when its client left while it was made."""
+        deliveries = [Delivery(claim, self._frames(claim, lane)) for claim in claims]
         if request.auto_ack:
-            return Popped(b"", claims)
+            return Popped(b"", deliveries)
         partitions = list(dict.fromkeys(claim.partition_id for claim in claims))
         try:
             request.client.check()
@@ -204,7 +237,29 @@ class Popper:
             self._give_back(request, terms, partitions)
             raise
         self._leases.granted(terms.worker, partitions)
-        return Popped(terms.worker, claims)
+        return Popped(terms.worker, deliveries)
+
+    def _frames(self, claim: Claimed, lane: Lane | None) -> Sequence[bytes]:
+        """The frames a claim was given; what is left of the segment, or wanted by other groups, is kept."""
+        end = claim.start + claim.take
+        try:
+            encoded, at_hand = self._segments.segment(claim)
+        except (frames.BadSegment, Unavailable, StatementFailed) as error:
+            log.error(
+                "segment can't be delivered",
+                partition_id=uuid_text(claim.partition_id),
+                base=claim.base,
+                error=error,
+            )
+            raise PopFailed("pop failed") from None
+        if (
+            not at_hand
+            and lane is not None
+            and (end < len(encoded) or len(lane.rings) > 1)
+            and self._segments.put(claim.partition_id, claim.base, encoded)
+        ):
+            self._hotlist.at_hand(lane, claim.partition, claim.base, claim.base + len(encoded) - 1)
+        return encoded[claim.start : end]
 
     def _give_back(self, request: PopRequest, terms: Terms, partitions: list[bytes]) -> None:
         group = request.subscription.group
@@ -234,16 +289,55 @@ class Popper:
             return [], None
         rows: list[Claimed] = []
         try:
-            rows = self._operations.pop_list(
-                *lane.key,
-                [entry.name for entry, _ in taken],
-                request.subscription,
-                terms,
-                lane.flow.window_buffer > 0,
-            )
+            rows = self._claim(ring, [entry.name for entry, _ in taken], request, terms)
         finally:
             self._hotlist.check_in(ring, taken, rows, request.auto_ack)
         return [row for row in rows if row.verdict == b"took"], None
+
+    def _claim(self, ring: Ring, names: list[bytes], request: PopRequest, terms: Terms) -> list[Claimed]:
+        """Claims from candidates, together with the other pops that wait for a turn."""
+        lane = ring.lane
+        runs = [lane.runs.get(name, _NO_RUN) for name in names]
+        pop = ListPop(
+            *lane.key,
+            ring.group,
+            names,
+            [run[0] for run in runs],
+            [run[1] for run in runs],
+            terms,
+            lane.flow.window_buffer > 0,
+        )
+        job = ClaimJob(pop)
+        self.fusion.submit(id(job), job)
+        job.done.wait()
+        if job.error is not None:
+            raise job.error
+        if any(row.verdict == b"contact" for row in job.rows):
+            # Partitions the group has never seen get their cursors in a transaction of their own.
+            served = [row for row in job.rows if row.verdict == b"took"]
+            return served or self._operations.pop_list(pop, request.subscription)
+        return job.rows
+
+    def _flush(self, bundle: list[tuple[int, list[ClaimJob]]]) -> None:
+        jobs = [job for _, waiting in bundle for job in waiting]
+        try:
+            self._run(jobs)
+        finally:
+            for job in jobs:
+                job.done.set()
+
+    def _run(self, jobs: list[ClaimJob]) -> None:
+        """One transaction for all claims, or, if a statement refuses it, one for each."""
+        try:
+            for job, rows in zip(jobs, self._operations.pop_multi([job.pop for job in jobs]), strict=True):
+                job.rows = rows
+        except (Unavailable, StatementFailed) as error:
+            alone = isinstance(error, Unavailable) or error.lost or len(jobs) == 1
+            for job in jobs:
+                if alone:
+                    job.error = error
+                else:
+                    self._run([job])
 
     def _first_contact(self, request: PopRequest, ring: Ring, terms: Terms) -> list[Claimed]:
         """The first pop of a group here goes through the scan, which carries the registration."""

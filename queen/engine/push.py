@@ -20,6 +20,7 @@ from queen.engine.dedup import DedupCache, Key
 from queen.engine.fusion import Fusion
 from queen.engine.hotlist import HotList
 from queen.engine.identifiers import NO_MESSAGE, Minter, fingerprint, uuid_text
+from queen.engine.segments import SegmentCache
 from queen.log import Log
 from queen.settings import Settings
 
@@ -96,9 +97,16 @@ class Pusher:
     """The push path of one worker."""
 
     def __init__(
-        self, settings: Settings, operations: Operations, hotlist: HotList, minter: Minter, dedup: DedupCache
+        self,
+        settings: Settings,
+        operations: Operations,
+        hotlist: HotList,
+        minter: Minter,
+        dedup: DedupCache,
+        segments: SegmentCache,
     ) -> None:
         self._operations = operations
+        self._segments = segments
         self._hotlist = hotlist
         self._minter = minter
         self._level = settings.zstd_level
@@ -194,9 +202,13 @@ class Pusher:
         judged = list(zip(segments, self._operations.push(writes), strict=True))
         for segment, written in judged:
             if written.base is not None:
+                end = written.base + len(segment.hashes) - 1
+                lane = self._hotlist.lanes.get(segment.key[:2])
+                if lane is not None and self._segments.put(written.partition_id, written.base, segment.frames):
+                    self._hotlist.at_hand(lane, segment.key[2], written.base, end)
                 segment.queued()
                 self._remember(segment, written)
-                self._hotlist.pushed(segment.key, written.base + len(segment.hashes) - 1, len(segment.hashes))
+                self._hotlist.pushed(segment.key, end, len(segment.hashes))
         for segment, written in judged:
             if written.base is None:
                 segment.duplicates(self._originals(written))

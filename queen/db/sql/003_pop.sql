@@ -122,14 +122,17 @@ END $$;
 -- them, a cap of partitions (0: none), a lease in seconds (0: the queue's own, else 60), whether to commit
 -- at delivery, whether the caller already did the windowBuffer debounce, and the subscription of the
 -- request for first contacts. With p_queue the group is registered on that queue before a cursor is made,
--- if it is not registered yet. Never waits: a locked or leased cursor is skipped.
+-- if it is not registered yet. Without p_mode no cursor is made: such a candidate's verdict is 'contact'.
+-- Never waits: a locked or leased cursor is skipped. p_known_from and
+-- p_known_to bound the bases of the segments whose frames the caller has at hand, per candidate.
 -- Returns one row per chosen segment, in the order of the candidates: where to cut it (first frame and
--- number of frames), its blob, and the state of its partition after the claim; and one row without
+-- number of frames), its blob (null where the caller has the frames), and the state of its partition after the claim; and one row without
 -- segment for each candidate evaluated in vain: verdict 'empty', or 'leased' with the time to look again.
 -- Candidates that budget or cap left out have no row.
 CREATE OR REPLACE FUNCTION queen.log_claim_v1(
     p_partitions uuid[], p_names text[], p_group text, p_worker text, p_budget int, p_cap int, p_lease int,
-    p_auto_ack boolean, p_debounced boolean, p_mode text, p_from text, p_tenant uuid, p_queue text)
+    p_auto_ack boolean, p_debounced boolean, p_mode text, p_from text, p_tenant uuid, p_queue text,
+    p_known_from bigint[], p_known_to bigint[])
 RETURNS TABLE (partition_name text, verdict text, partition_id uuid, base_offset bigint, start_frame int, take int,
                created_at timestamptz, batch_end bigint, last_offset bigint, until timestamptz, blob bytea)
 LANGUAGE plpgsql AS $$
@@ -178,6 +181,7 @@ BEGIN
          WHERE NOT EXISTS (SELECT 1 FROM queen.log_consumers c
                             WHERE c.partition_id = u.pid AND c.consumer_group = p_group OFFSET 0);
         EXIT WHEN v_missing IS NULL;
+        EXIT WHEN p_mode IS NULL;
         IF p_queue IS NOT NULL THEN
             PERFORM queen.log_register_group_v1(p_tenant, p_queue, p_group, p_mode, p_from);
         END IF;
@@ -275,8 +279,11 @@ BEGIN
                    CASE WHEN NOT p_auto_ack THEN v_now + make_interval(secs => s_lease[u.part]) END, g.blob
               FROM unnest(c_pid, c_base, c_start, c_take, c_at, c_part) WITH ORDINALITY
                    AS u (pid, base, start, take, at, part, ord)
-             CROSS JOIN LATERAL (SELECT t.blob FROM queen.log_segments t
-                                  WHERE t.partition_id = u.pid AND t.base_offset = u.base OFFSET 0) g
+              LEFT JOIN LATERAL (SELECT t.blob FROM queen.log_segments t
+                                  WHERE t.partition_id = u.pid AND t.base_offset = u.base
+                                    AND (u.base BETWEEN p_known_from[array_position(p_partitions, u.pid)]
+                                                    AND p_known_to[array_position(p_partitions, u.pid)]) IS NOT TRUE
+                                 OFFSET 0) g ON true
              ORDER BY u.ord;
     END IF;
 
@@ -295,7 +302,8 @@ BEGIN
     -- it is deferred, and 'empty' would strand it.
     IF v_barren <> '{}' OR v_ids IS NULL OR cardinality(v_ids) < cardinality(p_partitions) THEN
         RETURN QUERY
-            SELECT x.name, CASE WHEN x.pending OR x.held THEN 'leased' ELSE 'empty' END, x.pid, NULL::bigint, NULL::int,
+            SELECT x.name, CASE WHEN x.pid = ANY (v_missing) AND p_mode IS NULL THEN 'contact'
+                                WHEN x.pending OR x.held THEN 'leased' ELSE 'empty' END, x.pid, NULL::bigint, NULL::int,
                    NULL::int, NULL::timestamptz, NULL::bigint, x.last_offset,
                    CASE WHEN x.held THEN x.lease_expires_at
                         WHEN x.pending THEN v_now + interval '250 milliseconds' END, NULL::bytea
@@ -313,12 +321,12 @@ BEGIN
     END IF;
 END $$;
 
--- Claims from candidates that memory proposed, by name, in one queue. A group that turns out not to be
--- registered is registered first, so a group deleted through another broker starts over by the rules.
+-- Claims from candidates that memory proposed, by name, in one queue.
 -- Returns the rows of the claim; a name that is no partition is 'empty'.
 CREATE OR REPLACE FUNCTION queen.log_pop_list_v1(
-    p_tenant uuid, p_queue text, p_candidates text[], p_group text, p_worker text, p_budget int, p_cap int,
-    p_lease int, p_auto_ack boolean, p_debounced boolean, p_mode text, p_from text)
+    p_tenant uuid, p_queue text, p_candidates text[], p_known_from bigint[], p_known_to bigint[], p_group text,
+    p_worker text, p_budget int, p_cap int, p_lease int, p_auto_ack boolean, p_debounced boolean, p_mode text,
+    p_from text)
 RETURNS TABLE (partition_name text, verdict text, partition_id uuid, base_offset bigint, start_frame int, take int,
                created_at timestamptz, batch_end bigint, last_offset bigint, until timestamptz, blob bytea)
 LANGUAGE plpgsql AS $$
@@ -326,16 +334,20 @@ DECLARE
     v_queue uuid;
     v_ids uuid[];
     v_names text[];
+    v_from bigint[];
+    v_to bigint[];
 BEGIN
     SELECT q.id INTO v_queue FROM queen.queues q WHERE q.tenant_id = p_tenant AND q.name = p_queue;
-    SELECT array_agg(p.id ORDER BY u.ord), array_agg(u.name ORDER BY u.ord) INTO v_ids, v_names
-      FROM unnest(p_candidates) WITH ORDINALITY AS u (name, ord)
+    SELECT array_agg(p.id ORDER BY u.ord), array_agg(u.name ORDER BY u.ord), array_agg(u.fro ORDER BY u.ord),
+           array_agg(u.til ORDER BY u.ord)
+      INTO v_ids, v_names, v_from, v_to
+      FROM unnest(p_candidates, p_known_from, p_known_to) WITH ORDINALITY AS u (name, fro, til, ord)
      CROSS JOIN LATERAL (SELECT t.id FROM queen.log_partitions t
                           WHERE t.queue_id = v_queue AND t.name = u.name OFFSET 0) p;
     IF v_ids IS NOT NULL THEN
         RETURN QUERY SELECT * FROM queen.log_claim_v1(
             v_ids, v_names, p_group, p_worker, p_budget, p_cap, p_lease, p_auto_ack, p_debounced, p_mode, p_from,
-            p_tenant, p_queue);
+            p_tenant, p_queue, v_from, v_to);
     END IF;
     IF v_ids IS NULL OR cardinality(v_ids) < cardinality(p_candidates) THEN
         RETURN QUERY
@@ -344,6 +356,29 @@ BEGIN
               FROM unnest(p_candidates) AS u (name)
              WHERE v_names IS NULL OR u.name <> ALL (v_names);
     END IF;
+END $$;
+
+-- Several such claims in one transaction. Arrays with one element per pop, except candidates and known
+-- runs, which lie one after the other, p_counts of them per pop. A group's first contact, which may have
+-- to create rows that others wait for, is left to the single call: its verdict is 'contact'.
+-- Returns the rows of the claims, each with the position of its pop, from 1.
+CREATE OR REPLACE FUNCTION queen.log_pop_multi_v1(
+    p_tenants uuid[], p_queues text[], p_counts int[], p_candidates text[], p_known_from bigint[],
+    p_known_to bigint[], p_groups text[], p_workers text[], p_budgets int[], p_caps int[], p_leases int[],
+    p_auto_ack int[], p_debounced int[])
+RETURNS TABLE (i int, partition_name text, verdict text, partition_id uuid, base_offset bigint, start_frame int,
+               take int, created_at timestamptz, batch_end bigint, last_offset bigint, until timestamptz, blob bytea)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_at int := 1;
+BEGIN
+    FOR k IN 1 .. cardinality(p_queues) LOOP
+        RETURN QUERY SELECT k, c.* FROM queen.log_pop_list_v1(
+            p_tenants[k], p_queues[k], p_candidates[v_at : v_at + p_counts[k] - 1],
+            p_known_from[v_at : v_at + p_counts[k] - 1], p_known_to[v_at : v_at + p_counts[k] - 1], p_groups[k],
+            p_workers[k], p_budgets[k], p_caps[k], p_leases[k], p_auto_ack[k] = 1, p_debounced[k] = 1, NULL, NULL) c;
+        v_at := v_at + p_counts[k];
+    END LOOP;
 END $$;
 
 -- Claims one named partition. Creates nothing but the cursor, registers nobody.
@@ -362,7 +397,7 @@ BEGIN
     IF v_id IS NOT NULL THEN
         RETURN QUERY SELECT * FROM queen.log_claim_v1(
             ARRAY[v_id], ARRAY[p_partition], p_group, p_worker, p_budget, 1, p_lease, p_auto_ack, false, p_mode,
-            p_from, NULL, NULL);
+            p_from, NULL, NULL, NULL, NULL);
     END IF;
 END $$;
 
@@ -404,7 +439,7 @@ BEGIN
         FOR r IN SELECT c.* FROM queen.log_claim_v1(
                 v_ids[v_at : v_at + v_slice - 1], v_names[v_at : v_at + v_slice - 1], p_group, p_worker, v_budget,
                 CASE WHEN p_cap <= 0 THEN 0 ELSE p_cap - v_served END, p_lease, p_auto_ack, false,
-                p_mode, p_from, NULL, NULL) c
+                p_mode, p_from, NULL, NULL, NULL, NULL) c
              WHERE c.verdict = 'took'
         LOOP
             partition_name := r.partition_name;
