@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from queen.db.operations import HashRow
-from queen.engine.identifiers import NO_MESSAGE
+from queen.engine.identifiers import NO_MESSAGE, fingerprint
 from tests.engine.conftest import TENANT, Lab, LocalBroker, append, together
 from tests.faults.log_check import Log
 
@@ -131,7 +131,7 @@ def test_every_push_is_judged_as_the_model_does(lab: Lab, caches: str) -> None:
     brokers = [lab.broker(**variables) for variables in CACHES[caches]]
     if caches == "suppressed":
         for number, broker in enumerate(brokers):
-            fill(broker, f"filler-{number}")
+            fill(lab, broker, f"filler-{number}")
 
     @settings(max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(STEPS, min_size=3, max_size=25))
@@ -199,39 +199,39 @@ def test_window_zero_asks_nobody_but_still_writes_hashes(lab: Lab, queue: str, b
     assert lab.one("SELECT count(*) FROM queen.log_txns WHERE partition_id = %s", lab.partition_id(queue)) == 3
 
 
-def test_many_hashes_are_looked_for_as_few_are(lab: Lab, queue: str) -> None:
-    """SQL has two ways to look, by how many are asked for; here one asks for the other's finds too."""
+def found(lab: Lab, queue: str, hashes: bytes, first: int, last: int) -> dict[int, int]:
+    """Ask SQL which hashes occur in a range of offsets; returns the lowest offset by position."""
+    rows = lab.rows(
+        "SELECT * FROM queen.log_find_hashes(%s::uuid, %s::bytea, %s, %s, '-infinity')",
+        lab.partition_id(queue),
+        hashes,
+        first,
+        last,
+    )
+    return {row.i: row.off for row in rows}
+
+
+def test_many_hashes_are_found_as_few_are(lab: Lab, queue: str) -> None:
+    """SQL has two ways to look, by how many are asked for."""
     lab.configure(queue, dedupWindowSeconds=0)
     for k in range(0, 60, 3):
         append(lab.operations, queue, f"k{k}", f"k{k + 1}", f"k{k + 2}")
     append(lab.operations, queue, "k7", "k50")
-    lab.configure(queue, dedupWindowSeconds=WINDOW)
-    wanted = ["new", *(f"k{k}" for k in range(59, 1, -2)), "newer"]
-    many = append(lab.operations, queue, *wanted).duplicates
-    few: dict[int, int] = {}
-    for k, key in enumerate(wanted):
-        few |= {k: off for off in append(lab.operations, queue, key, f"x{k}").duplicates.values()}
-        if k not in few:
-            lab.execute("DELETE FROM queen.log_segments WHERE base_offset > 61")
-            lab.execute("DELETE FROM queen.log_txns WHERE base_offset > 61")
-    assert many == few == {k: int(key[1:]) for k, key in enumerate(wanted) if key.startswith("k")}
+    wanted = [fingerprint(key.encode()) for key in ("new", *(f"k{k}" for k in range(59, 1, -2)), "newer")]
+    for first, last in ((0, 61), (7, 60), (8, 61), (30, 30), (61, 61)):
+        one_by_one = {k: off for k, h in enumerate(wanted) for off in found(lab, queue, h, first, last).values()}
+        assert found(lab, queue, b"".join(wanted), first, last) == one_by_one
+    assert found(lab, queue, wanted[27], 0, 61) == {0: 7}
+    assert found(lab, queue, wanted[27], 8, 61) == {0: 60}
 
 
 def test_hashes_that_overlap_two_others_are_no_match(lab: Lab, queue: str, broker: LocalBroker) -> None:
     """The bytes asked for lie in a hash row, but across two hashes."""
     broker.accept(queue, "a", "b")
     (pair,) = lab.rows("SELECT hashes FROM queen.log_txns WHERE partition_id = %s", lab.partition_id(queue))
-    middle = pair.hashes[8:24]
-    found = lab.rows(
-        "SELECT * FROM queen.log_find_hashes(%s::uuid, %s::bytea, 0, 1, '-infinity')", lab.partition_id(queue), middle
-    )
-    assert found == []
-    both = lab.rows(
-        "SELECT * FROM queen.log_find_hashes(%s::uuid, %s::bytea, 1, 1, '-infinity')",
-        lab.partition_id(queue),
-        pair.hashes,
-    )
-    assert [tuple(row) for row in both] == [(1, 1)]
+    assert found(lab, queue, pair.hashes[8:24], 0, 1) == {}
+    assert found(lab, queue, pair.hashes, 0, 1) == {0: 0, 1: 1}
+    assert found(lab, queue, pair.hashes, 1, 1) == {1: 1}
 
 
 # The cache: that it saves the probe when it may, and vouches for nothing when it may not.
