@@ -185,8 +185,8 @@ class LocalBroker:
                 claim.created_at,
                 frame.payload,
             )
-            for claim in popped.claims
-            for k, frame in enumerate(frames.unpack(claim.blob, claim.start, claim.take))
+            for claim, encoded in ((delivery.claim, delivery.frames) for delivery in popped.deliveries)
+            for k, frame in enumerate(map(frames.decode, encoded))
         ]
 
     def ack(
