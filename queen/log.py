@@ -111,13 +111,14 @@ def _plain(value: Any) -> str:
 
 
 def configure(level: str = "info", json: bool = False) -> None:
-    """Sends the broker's logs to standard error. ``level`` is a name, or ``info,target=debug,...``."""
-    root = logging.getLogger("queen")
+    """Sends the broker's logs to standard error. ``level`` is a name, or ``info,target=debug,...``.
+
+    What the libraries have to warn of goes the same way, in the same form.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLine() if json else _Line())
-    root.handlers = [handler]
-    root.propagate = False
-    root.setLevel(logging.INFO)
+    logging.getLogger().handlers = [handler]
+    logging.getLogger("queen").setLevel(logging.INFO)
     for part in level.split(","):
         target, _, name = part.strip().rpartition("=")
         number = _LEVELS.get(name.strip().lower())
