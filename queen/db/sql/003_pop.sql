@@ -413,7 +413,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_limit int := CASE WHEN p_cap <= 0 OR p_cap >= 128 THEN 512
                         ELSE least(greatest(4 * p_cap, 64), 512) END;
-    v_slice int := CASE WHEN p_cap <= 0 THEN 64 ELSE least(2 * p_cap, 64) END;
+    v_slice int := CASE WHEN p_cap <= 0 THEN 64 ELSE 2 * least(p_cap, 32) END;
     v_ids uuid[];
     v_names text[];
     v_at int := 1;
