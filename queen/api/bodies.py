@@ -120,7 +120,7 @@ def check_surrogates(masks: Masks | None, *texts: str | None) -> None:
         raise Refusal(400, "bad body: unpaired surrogate in a name or id")
 
 
-def check_item(position: int, queue: str, partition: str | None, transaction_id: str | None) -> None:
+def check_item(position: int, queue: str, partition: str | None) -> None:
     """Refuses names that no row could hold; ``position`` is the item's in the request."""
     if not queue:
         raise Refusal(400, f"bad body: queue of item {position} is empty")
@@ -128,6 +128,10 @@ def check_item(position: int, queue: str, partition: str | None, transaction_id:
         raise Refusal(400, f"bad body: queue of item {position} exceeds {MAX_NAME} characters")
     if partition is not None and len(partition) > MAX_NAME:
         raise Refusal(400, f"bad body: partition of item {position} exceeds {MAX_NAME} characters")
+
+
+def check_id(position: int, transaction_id: str | None) -> None:
+    """Refuses a transaction id that no frame could hold."""
     if transaction_id is None or len(transaction_id) * 4 <= MAX_ID_BYTES:
         return
     if len(transaction_id.encode()) > MAX_ID_BYTES:

@@ -8,14 +8,13 @@ import msgspec
 from flask import Blueprint
 
 from queen.api.ack import Ack, ack_item
-from queen.api.bodies import Decoder, Masks, check_group, check_item, check_names
+from queen.api.bodies import Decoder, Masks, check_group, check_id, check_item, check_names
 from queen.api.http import Answer, Refusal, Request, direct, json_answer
-from queen.api.push import DEFAULT_PARTITION
 from queen.db.errors import StatementFailed, Unavailable
 from queen.engine.ack import AckItem
-from queen.engine.identifiers import QUEUE_MODE, Minter, parse_uuid, uuid_text
-from queen.engine.push import Item
-from queen.engine.transaction import TransactionRefused
+from queen.engine.identifiers import QUEUE_MODE, Minter, parse_uuid
+from queen.engine.push import DEFAULT_PARTITION
+from queen.engine.transaction import Push, TransactionRefused
 
 blueprint = Blueprint("transaction", __name__)
 
@@ -56,7 +55,7 @@ class Bundle:
     """A transaction's flattened operations: pushes and acks with their places in the answer."""
 
     def __init__(self) -> None:
-        self.pushes: list[Item] = []
+        self.pushes: list[Push] = []
         self.acks: list[AckItem] = []
         self.order: list[tuple[str, int]] = []  # kind, position among its kind
         self.leases: list[str] = []
@@ -65,13 +64,14 @@ class Bundle:
         queue = item.queue if isinstance(item.queue, str) else ""
         partition = item.partition if isinstance(item.partition, str) else DEFAULT_PARTITION
         key = item.transactionId if isinstance(item.transactionId, str) and item.transactionId else None
-        check_item(len(self.order), queue, partition, key)
+        check_item(len(self.order), queue, partition)
+        check_id(len(self.order), key)
         check_names(masks, queue, partition, key)
         payload = bytes(item.payload) or bytes(item.data) or b"{}"
         trace = item.traceId if isinstance(item.traceId, str) else ""
         self.order.append(("push", len(self.pushes)))
         self.pushes.append(
-            Item(
+            Push(
                 queue.encode(),
                 partition.encode(),
                 payload if masks is None else masks.restore(payload),
@@ -98,7 +98,7 @@ class Bundle:
 @blueprint.post("/api/v1/transaction")
 @direct
 def transaction(request: Request) -> Answer:
-    call_id = uuid_text(_minter.mint())
+    call_id = _minter.mint_text()
     try:
         bundle = read(request.body())
     except TransactionRefused as error:

@@ -162,7 +162,7 @@ class Popper:
         while True:
             request.client.check()
             terms = Terms(
-                uuid_text(self._minter.mint()).encode(),
+                self._minter.mint_text().encode(),
                 request.batch,
                 request.partitions,
                 request.lease,

@@ -10,8 +10,7 @@ from queen.db.operations import Acked, DeadLetter, Operations, SegmentWrite
 from queen.engine import frames
 from queen.engine.ack import Acker, AckGroup, AckItem, ItemResult
 from queen.engine.hotlist import HotList
-from queen.engine.identifiers import Minter, fingerprint, uuid_text
-from queen.engine.push import Item
+from queen.engine.identifiers import Minter, fingerprint
 from queen.settings import Settings
 
 _DEAD_LETTER_WANTED = "QT002"
@@ -30,6 +29,17 @@ class TransactionRefused(Exception):
         super().__init__(error)
         self.error = error
         self.reason = reason
+
+
+@dataclass(slots=True)
+class Push:
+    """One message to push, names and ids in UTF-8; only a transaction can give it a trace id."""
+
+    queue: bytes
+    partition: bytes
+    payload: bytes
+    transaction_id: bytes | None = None
+    trace_id: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -75,7 +85,7 @@ class Transactor:
     def commit(
         self,
         tenant: bytes,
-        pushes: Sequence[Item],
+        pushes: Sequence[Push],
         acks: Sequence[AckItem],
         leases: Sequence[str],
         subject: bytes | None,
@@ -116,13 +126,12 @@ class Transactor:
                 results[position] = ItemResult(True, None, dlq=result.dlq)
         return Committed(pushed, results)
 
-    def _pack(self, pushes: Sequence[Item], subject: bytes | None) -> tuple[list[PushedItem], list[_Lane]]:
+    def _pack(self, pushes: Sequence[Push], subject: bytes | None) -> tuple[list[PushedItem], list[_Lane]]:
         lanes: dict[tuple[bytes, bytes], _Lane] = {}
         pushed: list[PushedItem] = []
         for item in pushes:
             lane = lanes.setdefault((item.queue, item.partition), _Lane(item.queue, item.partition))
-            message_id = self._minter.mint()
-            text = uuid_text(message_id)
+            (message_id,), (text,) = self._minter.mint_many(1)
             key = item.transaction_id or text.encode()
             first = lane.first.get(key)
             if first is not None:
