@@ -13,24 +13,12 @@ from queen.engine.identifiers import QUEUE_MODE
 blueprint = Blueprint("ack", __name__)
 
 
-class Ack(msgspec.Struct):
-    transactionId: str = ""
-    partitionId: str = ""
-    status: str | None = None
-    leaseId: str | None = None
-    error: str | None = None
-
-
-class SingleAck(Ack):
-    consumerGroup: str | None = None
-
-
 class AckBatch(msgspec.Struct):
-    acknowledgments: list[Ack] = []
+    acknowledgments: list[AckItem] = []
     consumerGroup: str | None = None
 
 
-class AckResult(msgspec.Struct):
+class AckResult(msgspec.Struct, gc=False):
     """One element of the answer."""
 
     index: int
@@ -42,7 +30,7 @@ class AckResult(msgspec.Struct):
     noop: bool
 
 
-_single = Decoder(SingleAck)
+_single = Decoder(AckItem)
 _batch = Decoder(AckBatch)
 _encode = msgspec.json.Encoder().encode
 
@@ -50,8 +38,8 @@ _encode = msgspec.json.Encoder().encode
 @blueprint.post("/api/v1/ack")
 @direct
 def ack(request: Request) -> Answer:
-    body, masks = _single.decode(request.body())
-    return _ack(request, [body], body.consumerGroup, masks)
+    item, masks = _single.decode(request.body())
+    return _ack(request, [item], item.group, masks)
 
 
 @blueprint.post("/api/v1/ack/batch")
@@ -61,36 +49,29 @@ def ack_batch(request: Request) -> Answer:
     return _ack(request, body.acknowledgments, body.consumerGroup, masks)
 
 
-def ack_item(ack: Ack, group: str, masks: Masks | None) -> AckItem:
-    """The item as the engine takes it: no row could hold a NUL, nor a reason with half a character.
-
-    Raises a 400 `Refusal` for an id with an unpaired surrogate, since no message can have it.
-    """
-    reason = ack.error
-    if masks is not None:
-        check_surrogates(masks, ack.transactionId, ack.partitionId, ack.leaseId, ack.status, group)
-        reason = masks.readable(reason) if reason else None
-    return AckItem(
-        ack.transactionId,
-        ack.partitionId,
-        group,
-        (ack.leaseId or "").replace("\x00", "\ufffd"),
-        ack.status,
-        reason.replace("\x00", "\ufffd") if reason else None,
-    )
-
-
-def _ack(request: Request, acks: list[Ack] | list[SingleAck], group: str | None, masks: Masks | None) -> Answer:
+def _ack(request: Request, items: list[AckItem], group: str | None, masks: Masks | None) -> Answer:
     group = QUEUE_MODE if group is None else group
     check_group(group)
-    items = [ack_item(a, group, masks) for a in acks]
+    for item in items:
+        item.group = group  # an item of a batch has none of its own
+        if masks is not None:
+            unmask(item, masks)
     results = request.engine.acker.ack(request.tenant, items)
     return Answer(
         200,
         _encode(
             [
-                AckResult(k, a.transactionId, r.success, r.error, r.released, r.dlq, r.noop)
-                for k, (a, r) in enumerate(zip(acks, results, strict=True))
+                AckResult(k, item.transaction_id, r.success, r.error, r.released, r.dlq, r.noop)
+                for k, (item, r) in enumerate(zip(items, results, strict=True))
             ]
         ),
     )
+
+
+def unmask(item: AckItem, masks: Masks) -> None:
+    """Makes an item's reason readable again, where it had half a character.
+
+    Raises a 400 `Refusal` for an id with an unpaired surrogate, since no message can have it.
+    """
+    check_surrogates(masks, item.transaction_id, item.partition_id, item.lease_id, item.status, item.group)
+    item.error = masks.readable(item.error) if item.error else None

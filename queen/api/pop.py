@@ -202,22 +202,15 @@ def _render(messages: list[bytes], delivery: Delivery, lease_id: bytes, group: b
             b"}",
         )
     )
-    for frame in map(decode, delivery.frames):
-        key = frame.transaction_id
+    for message_id, key, payload, trace_id, subject, _ in map(decode, delivery.frames):
         messages.append(
-            b"".join(
-                (
-                    b'{"id":"',
-                    uuid_text(frame.message_id).encode(),
-                    b'","transactionId":',
-                    b'"%b"' % key if _PLAIN(key) else _encode(key.decode()),
-                    b',"traceId":',
-                    b"null" if frame.trace_id is None else b'"%b"' % uuid_text(frame.trace_id).encode(),
-                    b',"data":',
-                    frame.payload or b"null",
-                    b',"producerSub":',
-                    b"null" if frame.subject is None else _encode(frame.subject.decode()),
-                    tail,
-                )
+            b'{"id":"%b","transactionId":%b,"traceId":%b,"data":%b,"producerSub":%b%b'
+            % (
+                uuid_text(message_id).encode(),
+                b'"%b"' % key if _PLAIN(key) else _encode(key.decode()),
+                b"null" if trace_id is None else b'"%b"' % uuid_text(trace_id).encode(),
+                payload or b"null",
+                b"null" if subject is None else _encode(subject.decode()),
+                tail,
             )
         )

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from flask import Blueprint
 
-from queen.api.ack import Ack, ack_item
+from queen.api.ack import unmask
 from queen.api.bodies import Decoder, Masks, check_group, check_id, check_item, check_names
 from queen.api.http import Answer, Refusal, Request, direct, json_answer
 from queen.db.errors import StatementFailed, Unavailable
@@ -86,9 +86,9 @@ class Bundle:
             raise Refusal(400, "bad body: the fields of an ack are strings")
         group = ack.consumerGroup or QUEUE_MODE
         check_group(group)
-        item = ack_item(
-            Ack(ack.transactionId or "", ack.partitionId or "", ack.status, ack.leaseId, ack.error), group, masks
-        )
+        item = AckItem(ack.transactionId or "", ack.partitionId or "", group, ack.leaseId, ack.status, ack.error)
+        if masks is not None:
+            unmask(item, masks)
         self.order.append(("ack", len(self.acks)))
         self.acks.append(item)
         if item.lease_id:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from hashlib import blake2b
 
+import msgspec
 from gevent.event import Event
 
 from queen.db.errors import StatementFailed, Unavailable
@@ -18,7 +20,7 @@ from queen.db.operations import Acked, AckWrite, DeadLetter, Operations
 from queen.engine import frames
 from queen.engine.fusion import Fusion
 from queen.engine.hotlist import HotList
-from queen.engine.identifiers import fingerprint, parse_uuid
+from queen.engine.identifiers import QUEUE_MODE, parse_uuid
 from queen.log import Log
 
 log = Log("ack-fusion")
@@ -36,14 +38,13 @@ FLUSH_FAILED = "ack flush failed; lease will expire and redeliver"
 NO_REASON = "Retries exhausted"
 
 
-@dataclass(slots=True)
-class AckItem:
-    """One message to ack. ``status`` is the client's word, None for completed."""
+class AckItem(msgspec.Struct, gc=False, rename="camel"):
+    """One message to ack, as the wire has it. ``status`` is the client's word, None for completed."""
 
-    transaction_id: str
-    partition_id: str
-    group: str
-    lease_id: str
+    transaction_id: str = ""
+    partition_id: str = ""
+    group: str | None = msgspec.field(default=None, name="consumerGroup")
+    lease_id: str | None = None
     status: str | None = None
     error: str | None = None
 
@@ -55,8 +56,7 @@ class AckItem:
         return {"retry": "r", "dlq": "d"}.get(self.status, "f")
 
 
-@dataclass(slots=True)
-class ItemResult:
+class ItemResult(msgspec.Struct, gc=False, frozen=True):
     """What became of one item."""
 
     success: bool = False
@@ -64,6 +64,9 @@ class ItemResult:
     released: bool = False
     dlq: bool = False
     noop: bool = False
+
+
+_FAILED = ItemResult()
 
 
 @dataclass(slots=True)
@@ -77,7 +80,6 @@ class AckGroup:
     acked: Acked | None = None
     error: str | None = None
     dead: int = -1  # the item that was dead-lettered
-    results: list[ItemResult] = field(default_factory=list)
 
 
 class AckCall:
@@ -113,7 +115,7 @@ class Acker:
 
     def ack(self, tenant: bytes, items: Sequence[AckItem]) -> list[ItemResult]:
         """Carries out acks; one result per item, in order. Raises nothing."""
-        results = [ItemResult() for _ in items]
+        results = [_FAILED] * len(items)
         groups = self.grouped(tenant, items, results)
         call = AckCall(len(groups))
         for group in groups:
@@ -127,20 +129,21 @@ class Acker:
 
     def grouped(self, tenant: bytes, items: Sequence[AckItem], results: list[ItemResult]) -> list[AckGroup]:
         """One group per (partition, group, lease). An item whose partition is no UUID gets its result here."""
-        groups: dict[tuple[str, str, str], AckGroup] = {}
+        groups: dict[tuple[str, str | None, str | None], AckGroup] = {}
         for position, item in enumerate(items):
             key = (item.partition_id, item.group, item.lease_id)
             group = groups.get(key)
             if group is None:
                 partition_id = parse_uuid(item.partition_id)
                 if partition_id is None:
-                    results[position].error = f'invalid input syntax for type uuid: "{item.partition_id}"'
+                    error = f'invalid input syntax for type uuid: "{item.partition_id}"'
+                    results[position] = ItemResult(error=error)
                     continue
                 write = AckWrite(
                     tenant if self._tenancy else None,
                     partition_id,
-                    item.group.encode(),
-                    item.lease_id.encode(),
+                    (QUEUE_MODE if item.group is None else item.group).encode(),
+                    _storable(item.lease_id or ""),
                     b"",
                     b"",
                 )
@@ -148,9 +151,12 @@ class Acker:
             group.items.append(item)
             group.positions.append(position)
         for group in groups.values():
-            group.write.hashes = b"".join([fingerprint(i.transaction_id.encode()) for i in group.items])
-            letters = "".join([i.letter for i in group.items])
-            group.write.statuses = b"" if letters.strip("c") == "" else letters.encode()
+            # `fingerprint`, inlined: this runs for every message that is acked.
+            group.write.hashes = b"".join(
+                [blake2b(i.transaction_id.encode(), digest_size=16).digest() for i in group.items]
+            )
+            if any(i.status is not None and i.status not in COMPLETED for i in group.items):
+                group.write.statuses = "".join([i.letter for i in group.items]).encode()
         return list(groups.values())
 
     def _flush(self, bundle: list[tuple[Key, list[AckGroup]]]) -> None:
@@ -219,10 +225,10 @@ class Acker:
                 group.dead = k
                 reason = item.error
                 break
-        reason = reason or next((item.error for _, item in nacks if item.error), None) or NO_REASON
+        text = _storable(reason or next((item.error for _, item in nacks if item.error), None) or NO_REASON)
         if frame is None:
             transaction_id = group.items[group.dead].transaction_id.encode()
-            return DeadLetter(offset, bytes(16), transaction_id, None, None, False, None, reason.encode())
+            return DeadLetter(offset, bytes(16), transaction_id, None, None, False, None, text)
         return DeadLetter(
             offset,
             frame.message_id,
@@ -231,7 +237,7 @@ class Acker:
             frame.subject,
             frame.encrypted,
             at,
-            reason.encode(),
+            text,
         )
 
     def announce(self, group: AckGroup) -> None:
@@ -250,9 +256,9 @@ class Acker:
         acked = group.acked
         if acked is None or acked.error is not None:
             error = group.error if acked is None else acked.error
-            return [ItemResult(error=error) for _ in group.items]
+            return [ItemResult(error=error)] * len(group.items)
         if not acked.items:
-            return [ItemResult(True, None, acked.released) for _ in group.items]
+            return [ItemResult(True, None, acked.released)] * len(group.items)
         results = []
         for position, letter in enumerate(acked.items.decode()):
             if letter == "k":
@@ -263,3 +269,8 @@ class Acker:
                 result = ItemResult(error={"s": STALE, "x": NOTHING_LEASED}.get(letter, UNRESOLVED))
             results.append(result)
         return results
+
+
+def _storable(text: str) -> bytes:
+    """A text for a column of PostgreSQL, which can't hold a NUL."""
+    return text.replace("\x00", "\ufffd").encode()

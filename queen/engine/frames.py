@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gevent.hub import get_hub
 
@@ -42,8 +42,7 @@ class BadSegment(ValueError):
     """A blob is no segment: a length runs past the end, a frame is too short, or bytes are left over."""
 
 
-@dataclass(slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One message of a segment. Ids are raw bytes, texts UTF-8; payload is the JSON as it was sent."""
 
     message_id: bytes

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import gevent
+import msgspec
 import psycopg
 import pytest
 from gevent.pool import Group as Greenlets
@@ -33,11 +35,12 @@ from queen.engine.engine import Engine
 from queen.engine.identifiers import DEFAULT_TENANT, Minter, fingerprint, uuid_text
 from queen.engine.pop import PopRequest
 from queen.engine.push import Item, Outcome
-from queen.engine.transaction import Committed
+from queen.engine.transaction import Committed, Push, Push
 from queen.engine.waiting import Client
 from queen.settings import Settings
 from tests.conftest import Database
 from tests.faults.ledger import Ledger
+from tests.faults.log_check import Log
 
 TENANT = DEFAULT_TENANT
 GROUP = "g"
@@ -127,7 +130,7 @@ class LocalBroker:
         """Push (queue, partition, transaction id) in one request."""
         return self.engine.pusher.push(
             TENANT,
-            [Item(q.encode(), p.encode(), payload, None if key is None else key.encode()) for q, p, key in items],
+            [Item(name, msgspec.Raw(payload), partition, key) for name, partition, key in items],
             None,
         )
 
@@ -222,7 +225,7 @@ class LocalBroker:
         """Push (queue, partition, transaction id) and ack in one transaction; raises when refused."""
         return self.engine.transactor.commit(
             TENANT,
-            [Item(q.encode(), p.encode(), b"{}", None if key is None else key.encode()) for q, p, key in pushes],
+            [Push(q.encode(), p.encode(), b"{}", None if key is None else key.encode()) for q, p, key in pushes],
             ack_items(acks, group, None, None),
             leases,
             None,
@@ -500,6 +503,76 @@ def new_lab(template: NoopExecutor) -> Iterator[Lab]:
             yield lab
         finally:
             lab.close()
+
+
+@dataclass
+class Rough:
+    """What a rough run left behind."""
+
+    lab: Lab
+    findings: list[str]
+    delivered: list[tuple[str, list[Message]]]  # group and batch, in the order of their arrival
+
+    def broken(self, rule: str) -> list[str]:
+        return [finding for finding in self.findings if finding.startswith(rule)]
+
+
+@pytest.fixture(scope="session")
+def rough(schema_template: NoopExecutor) -> Iterator[Rough]:
+    """Two brokers, two groups, and ten consumers that complete, fail, forget and auto-ack at random while
+    messages come in and leases run out; with the ledger kept."""
+    with new_lab(schema_template) as lab, lab.ledger() as ledger:
+        brokers = [lab.broker(), lab.broker(QUEEN_HOTLIST="0")]
+        lab.configure("rough", retryLimit=1)
+        delivered: list[tuple[str, list[Message]]] = []
+        ended = False
+
+        def producer() -> None:
+            nonlocal ended
+            for k in range(150):
+                brokers[k % 2].push("rough", *(f"m{k}-{n}" for n in range(1 + k % 3)), partition=f"p{k % 3}")
+            ended = True
+
+        def consumer(number: int) -> Callable[[], None]:
+            dice = random.Random(number)
+            group, broker = "gh"[number % 2], brokers[number // 2 % 2]
+
+            def run() -> None:
+                idle = 0
+                while idle < 3:
+                    partition = dice.choice((None, f"p{dice.randrange(3)}"))
+                    batch, lanes = dice.randint(1, 6), dice.randint(1, 3)
+                    auto = number == 0
+                    popped = broker.pop(
+                        "rough",
+                        partition,
+                        group,
+                        batch,
+                        lanes,
+                        lease=1,
+                        auto_ack=auto,
+                        timeout=dice.choice((None, 0.3)),
+                    )
+                    if popped:
+                        delivered.append((group, popped))
+                        whole = [(m, "completed") for m in popped]
+                        some = [(m, dice.choice(("completed", "completed", "failed", "retry", "dlq"))) for m in popped]
+                        if not auto and (choice := dice.random()) < 0.9:
+                            broker.ack(whole if choice < 0.6 else some, group)
+                    idle = 0 if popped or not ended else idle + 1
+                    gevent.sleep(0)
+
+            return run
+
+        def reaper() -> None:
+            """Ends every lease that somebody forgot."""
+            while not ended:
+                lab.expire_leases("rough", "g")
+                gevent.sleep(0.05)
+
+        together(producer, reaper, *(consumer(number) for number in range(10)))
+        lab.stop_brokers()
+        yield Rough(lab, ledger.violations() + Log.read(lab.sql).violations(), delivered)
 
 
 @pytest.fixture(scope="module")
