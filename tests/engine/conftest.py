@@ -35,7 +35,7 @@ from queen.engine.engine import Engine
 from queen.engine.identifiers import DEFAULT_TENANT, Minter, fingerprint, uuid_text
 from queen.engine.pop import PopRequest
 from queen.engine.push import Item, Outcome
-from queen.engine.transaction import Committed, Push, Push
+from queen.engine.transaction import Committed, Push
 from queen.engine.waiting import Client
 from queen.settings import Settings
 from tests.conftest import Database
@@ -565,7 +565,7 @@ def rough(schema_template: NoopExecutor) -> Iterator[Rough]:
             return run
 
         def reaper() -> None:
-            """Ends every lease that somebody forgot."""
+            """Ends leases, forgotten ones and others."""
             while not ended:
                 lab.expire_leases("rough", "g")
                 gevent.sleep(0.05)

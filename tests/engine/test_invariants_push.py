@@ -293,7 +293,7 @@ def test_layer_one_a_repeat_within_a_request_takes_its_leaders_id(lab: Lab, queu
 
 def test_an_id_that_none_was_given_for_is_the_message_id(lab: Lab, queue: str, broker: LocalBroker) -> None:
     outcomes = broker.push_items([(queue, "Default", None)] * 3)
-    assert [o.transaction_id.decode() for o in outcomes] == [o.message_id for o in outcomes]
+    assert [o.transaction_id for o in outcomes] == [o.message_id for o in outcomes]
     messages = broker.pop(queue)
     assert ids(messages) == [o.message_id for o in outcomes]
     assert offsets(messages) == [0, 1, 2]
