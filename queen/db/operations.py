@@ -231,7 +231,7 @@ _TRANSACTION = Statement(
 )
 _RESEED = Statement(
     "hotlist_reseed",
-    "SELECT * FROM queen.log_hotlist_reseed_v1($1::uuid, $2::text, $3::text, $4::uuid, $5::int)",
+    "SELECT * FROM queen.log_hotlist_reseed_v1($1::uuid, $2::text, $3::text, $4::text, $5::int)",
 )
 _RESEED_WINDOW = Statement(
     "hotlist_reseed_window",
@@ -495,7 +495,7 @@ class Operations:
     def hotlist_reseed(
         self, tenant: bytes, queue: bytes, group: bytes, after: bytes | None, limit: int
     ) -> list[Pending]:
-        """A page of the queue's partitions with work for a group, in the order of their ids."""
+        """A page of the queue's partitions with work for a group, in the order of their names."""
         result = self._call(_RESEED, (tenant, queue, group, after, binary.int4(limit)))
         get = result.get_value
         return [

@@ -75,7 +75,7 @@ class HotListScan:
             self._take(ring, page)
             if len(page) < _PAGE:
                 return
-            after = page[-1].partition_id
+            after = page[-1].name
 
     def _take(self, ring: Ring, page: list[Pending]) -> None:
         lane = ring.lane

@@ -537,16 +537,6 @@ RETURNS boolean LANGUAGE sql STABLE AS $$
                       AND (c.partition_id IS NULL OR p.last_offset > greatest(c.committed, p.log_start - 1)))
 $$;
 
-CREATE OR REPLACE FUNCTION queen.log_partition_has_pending_v1(
-    p_tenant uuid, p_queue text, p_partition text, p_group text)
-RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT coalesce((SELECT c.partition_id IS NULL OR p.last_offset > greatest(c.committed, p.log_start - 1)
-                       FROM queen.queues q
-                       JOIN queen.log_partitions p ON p.queue_id = q.id AND p.name = p_partition
-                       LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.consumer_group = p_group
-                      WHERE q.tenant_id = p_tenant AND q.name = p_queue), true)
-$$;
-
 CREATE OR REPLACE FUNCTION queen.log_discover_has_pending_v1(
     p_tenant uuid, p_namespace text, p_task text, p_group text)
 RETURNS boolean LANGUAGE sql STABLE AS $$

@@ -1,33 +1,37 @@
 -- Hot-list: how a broker's memory of pending partitions is filled from the database.
 
--- Pending partitions of a queue for a group, a page at a time in the order of (last_write_at, id) when
--- p_since limits it to partitions written since, in the order of id when p_since is null.
--- p_after_at, p_after_id: the last row of the previous page (null for the first).
--- Leased partitions are included; a partition without cursor is pending.
+-- Pending partitions of a queue for a group among those written since a time, a page at a time in the
+-- order of (last_write_at, id). p_after_at, p_after_id: the last row of the previous page (null for the
+-- first). Leased partitions are included; a partition without cursor is pending.
 CREATE OR REPLACE FUNCTION queen.log_hotlist_reseed_window_v1(
     p_tenant uuid, p_queue text, p_group text, p_since timestamptz, p_after_at timestamptz, p_after_id uuid,
     p_limit int)
 RETURNS TABLE (id uuid, name text, last_offset bigint, last_write_at timestamptz) LANGUAGE sql STABLE AS $$
     SELECT p.id, p.name, p.last_offset, p.last_write_at
-      FROM queen.queues q
-      JOIN queen.log_partitions p ON p.queue_id = q.id
-      LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.consumer_group = p_group
-     WHERE q.tenant_id = p_tenant AND q.name = p_queue AND p.last_write_at >= p_since
+      FROM queen.log_partitions p
+      LEFT JOIN LATERAL (SELECT t.committed FROM queen.log_consumers t
+                          WHERE t.partition_id = p.id AND t.consumer_group = p_group OFFSET 0) c ON true
+     WHERE p.queue_id = (SELECT q.id FROM queen.queues q WHERE q.tenant_id = p_tenant AND q.name = p_queue)
+       AND p.last_write_at >= coalesce(p_after_at, p_since)
        AND (p_after_id IS NULL OR (p.last_write_at, p.id) > (p_after_at, p_after_id))
-       AND (c.partition_id IS NULL OR p.last_offset > c.committed)
+       AND p.last_offset > coalesce(c.committed, -2)
      ORDER BY p.last_write_at, p.id LIMIT p_limit
 $$;
 
+-- The same without a time: every pending partition, in the order of the names, which the queue's own
+-- index has (in that of the ids the walk would pass the partitions of every other queue). p_after: the
+-- last name of the previous page, null for the first.
 CREATE OR REPLACE FUNCTION queen.log_hotlist_reseed_v1(
-    p_tenant uuid, p_queue text, p_group text, p_after_id uuid, p_limit int)
+    p_tenant uuid, p_queue text, p_group text, p_after text, p_limit int)
 RETURNS TABLE (id uuid, name text, last_offset bigint) LANGUAGE sql STABLE AS $$
     SELECT p.id, p.name, p.last_offset
       FROM queen.log_partitions p
-      LEFT JOIN queen.log_consumers c ON c.partition_id = p.id AND c.consumer_group = p_group
+      LEFT JOIN LATERAL (SELECT t.committed FROM queen.log_consumers t
+                          WHERE t.partition_id = p.id AND t.consumer_group = p_group OFFSET 0) c ON true
      WHERE p.queue_id = (SELECT q.id FROM queen.queues q WHERE q.tenant_id = p_tenant AND q.name = p_queue)
-       AND p.id > coalesce(p_after_id, '00000000-0000-0000-0000-000000000000')
-       AND (c.partition_id IS NULL OR p.last_offset > c.committed)
-     ORDER BY p.id LIMIT p_limit
+       AND (p_after IS NULL OR p.name > p_after)
+       AND p.last_offset > coalesce(c.committed, -2)
+     ORDER BY p.name LIMIT p_limit
 $$;
 
 -- Partitions of some queues written since a time: one question for everything a worker has pops parked
@@ -41,8 +45,10 @@ RETURNS TABLE (i int, name text, last_offset bigint, at timestamptz) LANGUAGE sq
     UNION ALL
     SELECT u.i::int, p.name, p.last_offset, NULL::timestamptz
       FROM unnest(p_tenants, p_queues) WITH ORDINALITY AS u (tenant, queue, i)
-      JOIN queen.queues q ON q.tenant_id = u.tenant AND q.name = u.queue
-      JOIN queen.log_partitions p ON p.queue_id = q.id AND p.last_write_at >= p_since
+     CROSS JOIN LATERAL (SELECT t.id FROM queen.queues t
+                          WHERE t.tenant_id = u.tenant AND t.name = u.queue OFFSET 0) q
+     CROSS JOIN LATERAL (SELECT t.name, t.last_offset FROM queen.log_partitions t
+                          WHERE t.queue_id = q.id AND t.last_write_at >= p_since OFFSET 0) p
 $$;
 
 -- What the pop path needs to know of a queue's configuration: seconds of window buffer and of delay,
