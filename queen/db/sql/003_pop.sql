@@ -30,6 +30,7 @@ RETURNS uuid LANGUAGE plpgsql AS $$
 DECLARE
     v_queue uuid;
     v_mode text := CASE WHEN p_mode = 'new' THEN 'new' ELSE 'all' END;
+    v_now timestamptz;
     v_at timestamptz;
 BEGIN
     SELECT q.id INTO v_queue FROM queen.queues q WHERE q.tenant_id = p_tenant AND q.name = p_queue;
@@ -46,17 +47,23 @@ BEGIN
         RETURN v_queue;
     END IF;
 
-    v_at := CASE WHEN v_mode = 'new' THEN clock_timestamp() ELSE 'epoch' END;
+    -- A push under way may be giving birth to a partition that the seeds below can't see yet, with a time it
+    -- read before ours. To have that delivered whole, a subscription from now on goes by the oldest statement.
+    v_now := clock_timestamp();
+    v_now := least(v_now, (SELECT min(a.xact_start) FROM pg_stat_activity a
+                            WHERE a.datname = current_database() AND a.state = 'active'
+                              AND a.pid <> pg_backend_pid()));
+    v_at := CASE WHEN v_mode = 'new' THEN v_now ELSE 'epoch' END;
     IF p_group = '__QUEUE_MODE__' THEN
         v_mode := 'all';
         v_at := 'epoch';
     ELSIF p_from = 'now' THEN
         v_mode := 'new';
-        v_at := clock_timestamp();
+        v_at := v_now;
     ELSIF p_from <> '' THEN
         v_at := queen.try_timestamptz(p_from);
         v_mode := CASE WHEN v_at IS NULL THEN 'new' ELSE 'timestamp' END;
-        v_at := coalesce(v_at, clock_timestamp());
+        v_at := coalesce(v_at, v_now);
     END IF;
     INSERT INTO queen.consumer_groups_metadata
            (tenant_id, consumer_group, queue_id, subscription_mode, subscription_timestamp)
