@@ -101,12 +101,16 @@ class HotListScan:
         now = time.monotonic()
         for lane in list(self._hotlist.lanes.values()):
             for ring in list(lane.rings.values()):
-                if not ring.registered or now - ring.used > self._full_seconds > 0:
-                    continue
-                if self._full_seconds and now - ring.reseeded_full > self._full_seconds:
-                    self.reseed(ring)
-                elif now - ring.reseeded > self._reseed_seconds:
-                    self._reseed_window(ring)
+                if ring.registered and not now - ring.used > self._full_seconds > 0:
+                    self.catch_up(ring)
+
+    def catch_up(self, ring: Ring) -> None:
+        """Reseeds a ring whose time for it has come. A pop asks for it before it finds the ring empty."""
+        now = time.monotonic()
+        if self._full_seconds and now - ring.reseeded_full > self._full_seconds:
+            self.reseed(ring)
+        elif now - ring.reseeded > self._reseed_seconds:
+            self._reseed_window(ring)
 
     def _reseed_window(self, ring: Ring) -> None:
         """The same for partitions written within some reseed intervals; without full walks, all of them."""

@@ -281,6 +281,8 @@ class Popper:
                     return self._first_contact(request, ring, terms), None
         self._scan.refresh_flow(lane)
         if not ring.ready:
+            self._scan.catch_up(ring)
+        if not ring.ready:
             return [], None
         self._fill(request, ring)
         width = min(max(2 * request.partitions, 2), _MOST_CANDIDATES)
