@@ -1,0 +1,81 @@
+"""Writes docs/settings.rst from the broker's settings: run it after a change of queen/settings.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any
+
+from queen.settings import Settings, Variable
+
+PAGE = Path(__file__).resolve().parent / "settings.rst"
+
+# The field that begins a section, and the section's title.
+_SECTIONS = {
+    "port": "Server and logging",
+    "pg_host": "PostgreSQL",
+    "pop_timeout_ms": "Pops and long polls",
+    "zstd_level": "Writing and reading",
+    "hotlist": "Candidates for pops",
+}
+
+_HEAD = """\
+Settings
+========
+
+The broker reads these environment variables once, when it starts. This page is made from
+``queen/settings.py`` by ``docs/generate_settings.py``; a test fails when it is out of date.
+
+- Where several names are given, the first one that is set and not empty counts.
+- A boolean is ``true``/``false``, ``1``/``0``, ``yes``/``no`` or ``on``/``off`` in any case. Anything else
+  ends the start with a message, and so does ``QUEEN_BIND_ADDR`` with a port in it.
+- A number that can't be read gives the default and a warning in the log; with ``QUEEN_STRICT_BOOT`` it ends the
+  start. A number outside its bounds becomes the nearest bound.
+- Names that end in ``_MS`` are in milliseconds, in ``_MB`` in megabytes.
+
+What gunicorn itself reads is in `Run a broker <run-a-broker.rst>`_.
+"""
+
+
+def page() -> str:
+    """The page as it should be."""
+    return "\n".join([_HEAD, *_body()])
+
+
+def _body() -> Iterator[str]:
+    for setting in fields(Settings):
+        variable: Variable | None = setting.metadata.get("variable")
+        if variable is None:
+            continue
+        if title := _SECTIONS.get(setting.name):
+            yield f"\n{title}\n{'-' * len(title)}\n"
+            yield ".. list-table::\n   :header-rows: 1\n"
+            yield "   * - Variable\n     - Default\n     - Bounds\n     - Meaning"
+        yield from _row(setting, variable)
+    yield ""
+
+
+def _row(setting: Field[Any], variable: Variable) -> Iterator[str]:
+    yield "   * - " + ", ".join(f"``{name}``" for name in variable.names)
+    yield f"     - {_literal(setting.default)}"
+    yield f"     - {_bounds(variable)}"
+    yield f"     - {variable.about[0].upper()}{variable.about[1:]}."
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bool):
+        value = str(value).lower()
+    return f"``{value}``" if value != "" else "empty"
+
+
+def _bounds(variable: Variable) -> str:
+    if variable.kind == "bool":
+        return "boolean"
+    if variable.maximum is not None:
+        return f"{variable.minimum:g} to {variable.maximum:g}"
+    return "" if variable.minimum is None else f"{variable.minimum:g} or more"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
