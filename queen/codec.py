@@ -10,6 +10,9 @@ from typing import Any
 
 import simplejson
 
+# simplejson passes over a byte order mark, even over one that was decoded as Latin-1.
+_MARKS = ("\ufeff", "\xef\xbb\xbf")
+
 
 class JsonError(ValueError):
     """The bytes are not UTF-8 or not JSON; the message says where."""
@@ -20,9 +23,15 @@ def _refuse(name: str) -> Any:
 
 
 def loads(data: bytes) -> Any:
-    """Decodes UTF-8 JSON; raises `JsonError`. A number keeps its value, if need be as an int of any size."""
+    """Decodes UTF-8 JSON; raises `JsonError`.
+
+    An integer keeps its value whatever its size; a float beyond the range is infinite.
+    """
     try:
-        return simplejson.loads(data.decode("utf-8"), parse_constant=_refuse)
+        text = data.decode("utf-8")
+        if text.startswith(_MARKS):
+            raise JsonError("a byte order mark is no JSON")
+        return simplejson.loads(text, parse_constant=_refuse)
     except RecursionError:
         raise JsonError("nested too deeply") from None
     except ValueError as error:

@@ -123,7 +123,7 @@ def configure(level: str = "info", json: bool = False) -> None:
         target, _, name = part.strip().rpartition("=")
         number = _LEVELS.get(name.strip().lower())
         if number is not None:
-            suffix = target.replace("::", ".").removeprefix(_PREFIX).strip(".")
+            suffix = target.strip().replace("::", ".").removeprefix(_PREFIX).strip(".")
             logging.getLogger(f"queen.{suffix}" if suffix and suffix != "queen" else "queen").setLevel(number)
 
 

@@ -82,7 +82,9 @@ class Connection(psycopg.Connection[Any]):
                 self._give_up()
             raise
         finally:
-            if self._timer is not None:  # None: closed meanwhile, and the timer with it
+            if timer is not self._timer:
+                timer.close()
+            else:
                 timer.stop()
 
     def _give_up(self) -> None:
@@ -107,8 +109,10 @@ class Connection(psycopg.Connection[Any]):
         poll.register(self.pgconn.socket, _POLLIN)
         return not poll.poll(0)
 
-    def call(self, statement: Statement, parameters: Sequence[bytes | None]) -> PGresult:
+    def call(self, statement: Statement, parameters: Sequence[bytes | None], seconds: float | None = None) -> PGresult:
         """Runs a prepared statement with binary parameters and a binary result, in its own transaction.
+
+        ``seconds`` replaces ``statement_seconds`` for this call.
 
         Raises `StatementFailed` with the server's primary message, and `ConnectionLost` when the
         outcome is unknown.
@@ -121,7 +125,7 @@ class Connection(psycopg.Connection[Any]):
                 self._result(self.wait(generators.execute(self.pgconn)))
                 self._known.add(statement.name)
             self.pgconn.send_query_prepared(statement.name.encode(), parameters, [1] * len(parameters), result_format=1)
-            return self._result(self.wait(generators.execute(self.pgconn)))
+            return self._result(self.wait(generators.execute(self.pgconn), timeout=seconds))
         except psycopg.Error as error:
             raise ConnectionLost(str(error) or "connection lost") from None
 

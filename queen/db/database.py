@@ -115,7 +115,7 @@ class Database:
         finally:
             self._give(connection)
 
-    def call(self, statement: Statement, parameters: Sequence[bytes | None]) -> PGresult:
+    def call(self, statement: Statement, parameters: Sequence[bytes | None], seconds: float | None = None) -> PGresult:
         """Runs one stored operation on a connection of the pool (see `Connection.call`).
 
         A slot comes before the connection: PostgreSQL does more with a few statements at a time than
@@ -125,7 +125,7 @@ class Database:
         try:
             connection = self._take()
             try:
-                return connection.call(statement, parameters)
+                return connection.call(statement, parameters, seconds)
             finally:
                 self._give(connection)
         finally:

@@ -244,6 +244,8 @@ _CHANGED = Statement(
 _FLOW = Statement("queue_flow", "SELECT * FROM queen.log_queue_flow_v1($1::uuid, $2::text)")
 _PING = Statement("ping", "SELECT 1")
 
+_CONTACT_SECONDS = 600.0
+
 
 class Operations:
     """The data plane's calls over one pool."""
@@ -377,15 +379,20 @@ class Operations:
         )[0]
 
     def pop_wildcard(self, tenant: bytes, queue: bytes, subscription: Subscription, terms: Terms) -> list[Claimed]:
-        """Registers the group on the queue if need be, and claims from a scan of its partitions."""
-        return _claims(self._call(_POP_WILDCARD, (tenant, queue, *_scan(subscription, terms))), 1)[0]
+        """Registers the group on the queue if need be, and claims from a scan of its partitions.
+
+        The registration makes a cursor for every partition, in one transaction that must not be
+        cancelled half way for ever: a queue of a million takes twenty seconds on a small machine.
+        """
+        parameters = (tenant, queue, *_scan(subscription, terms))
+        return _claims(self._call(_POP_WILDCARD, parameters, _CONTACT_SECONDS), 1)[0]
 
     def pop_discover(
         self, tenant: bytes, namespace: bytes, task: bytes, subscription: Subscription, terms: Terms
     ) -> list[Claimed]:
         """The same over every queue with this namespace and task."""
         parameters = (tenant, namespace, task, *_scan(subscription, terms))
-        return _claims(self._call(_POP_DISCOVER, parameters), 1)[0]
+        return _claims(self._call(_POP_DISCOVER, parameters, _CONTACT_SECONDS), 1)[0]
 
     def has_pending(self, tenant: bytes, queue: bytes, group: bytes) -> bool:
         return self._call(_HAS_PENDING, (tenant, queue, group)).get_value(0, 0) == binary.TRUE

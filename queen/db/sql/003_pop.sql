@@ -20,6 +20,24 @@ RETURNS bigint LANGUAGE sql STABLE AS $$
                                 ORDER BY s.base_offset LIMIT 1), p_last) END
 $$;
 
+-- Seeds a group's cursor in every partition of a queue that has none, in one set. This is the one hot
+-- function that reads a whole queue, so it may plan for that.
+CREATE OR REPLACE FUNCTION queen.log_seed_group_v1(p_queue uuid, p_group text, p_mode text, p_at timestamptz)
+RETURNS void LANGUAGE plpgsql SET enable_seqscan = on SET enable_hashjoin = on SET work_mem = '64MB' AS $$
+BEGIN
+    INSERT INTO queen.log_consumers (partition_id, consumer_group, committed)
+    SELECT p.id, p_group,
+           CASE WHEN p_mode = 'new' THEN p.last_offset
+                WHEN p_mode = 'all' THEN greatest(p.log_start - 1, -1)
+                ELSE queen.log_offset_at_v1(p.id, p.log_start, p.last_offset, p_at) END
+      FROM queen.log_partitions p
+     WHERE p.queue_id = p_queue
+       AND NOT EXISTS (SELECT 1 FROM queen.log_consumers c  -- the conflict would wait for its update
+                        WHERE c.partition_id = p.id AND c.consumer_group = p_group)
+     ORDER BY p.id
+    ON CONFLICT (partition_id, consumer_group) DO NOTHING;
+END $$;
+
 -- Registers a group on a queue and seeds a cursor for every partition the queue has, once: the first
 -- caller stores mode and timestamp (p_mode is 'new' or 'all', p_from '' or what the client sent), all
 -- later calls change nothing. Creates the queue, since a group may subscribe before the first push.
@@ -70,16 +88,7 @@ BEGIN
     VALUES (p_tenant, p_group, v_queue, v_mode, v_at)
     ON CONFLICT DO NOTHING;
     IF FOUND THEN
-        INSERT INTO queen.log_consumers (partition_id, consumer_group, committed)
-        SELECT p.id, p_group,
-               CASE WHEN v_mode = 'new' THEN p.last_offset
-                    ELSE queen.log_offset_at_v1(p.id, p.log_start, p.last_offset, v_at) END
-          FROM queen.log_partitions p
-         WHERE p.queue_id = v_queue
-           AND NOT EXISTS (SELECT 1 FROM queen.log_consumers c  -- the conflict would wait for its update
-                            WHERE c.partition_id = p.id AND c.consumer_group = p_group)
-         ORDER BY p.id
-        ON CONFLICT (partition_id, consumer_group) DO NOTHING;
+        PERFORM queen.log_seed_group_v1(v_queue, p_group, v_mode, v_at);
     END IF;
     RETURN v_queue;
 END $$;
