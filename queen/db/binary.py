@@ -16,6 +16,7 @@ OID_BYTEA = 17
 OID_INT8 = 20
 OID_INT4 = 23
 OID_TEXT = 25
+OID_TIMESTAMPTZ = 1184
 OID_UUID = 2950
 
 _ARRAY = struct.Struct("!iiIii")  # dimensions, has nulls, element type, length, lower bound
@@ -68,6 +69,11 @@ def texts(values: Sequence[bytes | None]) -> bytes:
 def uuids(values: Sequence[bytes | None]) -> bytes:
     """Elements are the 16 bytes of a UUID."""
     return array(OID_UUID, values)
+
+
+def times(values: Sequence[int | None]) -> bytes:
+    """Elements are microseconds since 2000-01-01 UTC."""
+    return array(OID_TIMESTAMPTZ, [None if value is None else int8(value) for value in values])
 
 
 def int4s(values: Sequence[int]) -> bytes:

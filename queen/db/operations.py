@@ -227,7 +227,7 @@ _TRANSACTION = Statement(
     "SELECT kind, i, items, released, filed, base_offset"
     " FROM queen.log_transaction_v1($1::uuid, $2::text[], $3::text[], $4::int[], $5::bytea[], $6::bytea[],"
     " $7::uuid[], $8::text[], $9::text[], $10::text[], $11::bytea[], $12::text[], $13::bigint[], $14::uuid[],"
-    " $15::text[], $16::text[], $17::text[], $18::int[], $19::text[])",
+    " $15::text[], $16::text[], $17::text[], $18::int[], $19::timestamptz[], $20::text[])",
 )
 _RESEED = Statement(
     "hotlist_reseed",
@@ -485,6 +485,7 @@ class Operations:
                 binary.texts([d.payload if d else None for d in letters]),
                 binary.texts([d.subject if d else None for d in letters]),
                 binary.int4s([int(d.encrypted) if d else 0 for d in letters]),
+                binary.times([d.pushed_at if d else None for d in letters]),
                 binary.texts([d.reason if d else None for d in letters]),
             ),
         )

@@ -12,7 +12,8 @@ CREATE OR REPLACE FUNCTION queen.log_transaction_v1(
     p_tenant uuid, p_queues text[], p_partitions text[], p_counts int[], p_hashes bytea[], p_blobs bytea[],
     p_ack_partitions uuid[], p_ack_groups text[], p_ack_workers text[], p_leases text[], p_ack_hashes bytea[],
     p_ack_statuses text[], p_dead_offsets bigint[], p_dead_ids uuid[], p_dead_txns text[],
-    p_dead_payloads text[], p_dead_producers text[], p_dead_encrypted int[], p_dead_errors text[])
+    p_dead_payloads text[], p_dead_producers text[], p_dead_encrypted int[],
+    p_dead_pushed_at timestamptz[], p_dead_errors text[])
 RETURNS TABLE (kind text, i int, base_offset bigint, items text, released boolean, filed boolean)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -52,7 +53,7 @@ BEGIN
         r := queen.log_ack_v1(NULL, p_ack_partitions[k], p_ack_groups[k], p_ack_workers[k], p_leases,
                               p_ack_hashes[k], p_ack_statuses[k], p_dead_offsets[k], p_dead_ids[k],
                               p_dead_txns[k], p_dead_payloads[k], p_dead_producers[k],
-                              p_dead_encrypted[k] = 1, NULL, p_dead_errors[k]);
+                              p_dead_encrypted[k] = 1, p_dead_pushed_at[k], p_dead_errors[k]);
         IF r.error IS NOT NULL THEN
             RAISE EXCEPTION 'QTXN ack failed for partition % group "%": %; transaction rolled back',
                 p_ack_partitions[k], p_ack_groups[k], r.error USING ERRCODE = 'QT001';
