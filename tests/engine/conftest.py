@@ -74,9 +74,9 @@ class Connections:
             if not connection.closed:
                 self._idle.append(connection)
 
-    def call(self, statement: Statement, parameters: Sequence[bytes | None]) -> PGresult:
+    def call(self, statement: Statement, parameters: Sequence[bytes | None], *more: Any) -> PGresult:
         with self.connection() as connection:
-            return connection.call(statement, parameters)
+            return connection.call(statement, parameters, *more)
 
     def close(self) -> None:
         for connection in self._all:
