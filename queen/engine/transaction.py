@@ -148,6 +148,7 @@ class Transactor:
     ) -> tuple[list[int], list[Acked]]:
         """Calls until no dead letter is missing: SQL says which message one of the acks gives up."""
         letters: list[DeadLetter | None] = [None] * len(groups)
+        raced = False
         while True:
             try:
                 acks = [group.write for group in groups]
@@ -155,6 +156,9 @@ class Transactor:
             except Unavailable:
                 raise
             except StatementFailed as error:
+                if error.raced_with_delete and not raced:
+                    raced = True
+                    continue
                 if error.sqlstate != _DEAD_LETTER_WANTED:
                     raise TransactionRefused(error.message, _REASONS.get(error.sqlstate, "db_error")) from None
                 position, _, offset = error.detail.partition(":")
