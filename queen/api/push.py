@@ -6,8 +6,8 @@ import msgspec
 from flask import Blueprint
 
 from queen.api.bodies import Decoder, check_id, check_item, check_names
-from queen.api.http import Answer, Request, direct
-from queen.engine.push import Item
+from queen.api.http import Answer, Refusal, Request, direct
+from queen.engine.push import Item, Overloaded
 
 blueprint = Blueprint("push", __name__)
 
@@ -41,7 +41,12 @@ def read(body: bytes) -> list[Item]:
 @blueprint.post("/api/v1/push")
 @direct
 def push(request: Request) -> Answer:
-    items = read(request.body())
+    body = request.body()
+    items = read(body)
     if not items:
         return Answer(201, b"[]")
-    return Answer(201, _encode(request.engine.pusher.push(request.tenant, items, request.subject)))
+    try:
+        outcomes = request.engine.pusher.push(request.tenant, items, request.subject, len(body))
+    except Overloaded as error:
+        raise Refusal(503, str(error)) from None
+    return Answer(201, _encode(outcomes))

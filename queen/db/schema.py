@@ -43,13 +43,13 @@ def statements(script: str) -> Iterator[str]:
     for token in _TOKEN.finditer(script):
         if token.group() != ";":
             continue
-        text = held + script[start : token.start()].strip()
+        text = script[start : token.start()].strip()
         start = token.end()
-        held = ""
-        if _code(text).upper().startswith("DROP ") and not _INDEX.match(_code(text)):
-            held = text + ";\n"
+        if _code(text).upper().startswith("DROP "):
+            held += text + ";\n"
         elif _code(text):
-            yield text
+            yield held + text
+            held = ""
     if _code(held + script[start:]):
         yield (held + script[start:]).strip().rstrip(";")
 
