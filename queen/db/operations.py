@@ -241,6 +241,7 @@ _RESEED_WINDOW = Statement(
 _CHANGED = Statement(
     "hotlist_changed", "SELECT * FROM queen.log_hotlist_changed_v1($1::uuid[], $2::text[], $3::timestamptz)"
 )
+_REPAIRS = Statement("hotlist_repairs", "SELECT * FROM queen.log_hotlist_repairs_v1()")
 _FLOW = Statement("queue_flow", "SELECT * FROM queen.log_queue_flow_v1($1::uuid, $2::text)")
 _PING = Statement("ping", "SELECT 1")
 
@@ -554,6 +555,15 @@ class Operations:
             Changed(binary.read_int4(get(r, 0) or b"") - 1, get(r, 1) or b"", binary.read_int8(get(r, 2) or b""))
             for r in range(1, result.ntuples)
         ]
+
+    def hotlist_repairs(self) -> dict[tuple[bytes, bytes, bytes], tuple[int, bytes | None]]:
+        """When a (tenant, queue, group) was last moved on purpose, and in which partition (None: several)."""
+        result = self._call(_REPAIRS, ())
+        get = result.get_value
+        return {
+            (get(r, 0) or b"", get(r, 1) or b"", get(r, 2) or b""): (binary.read_int8(get(r, 4) or b""), get(r, 3))
+            for r in range(result.ntuples)
+        }
 
     def queue_flow(self, tenant: bytes, queue: bytes) -> Flow | None:
         result = self._call(_FLOW, (tenant, queue))

@@ -62,22 +62,10 @@ class Engine:
         self.hotlist.forget_queue(tenant, name)
 
     def group_moved(self, tenant: bytes, queue: str | None, group: str, partition: str | None) -> None:
-        """Cursors of a group were moved or deleted, in one queue or (None) in all of the tenant's.
-
-        Its rings start over; with a partition named, that one is marked. Parked pops wake.
-        """
-        name = group.encode()
-        for (owner, lane_queue), lane in list(self.hotlist.lanes.items()):
-            if owner != tenant or (queue is not None and lane_queue != queue.encode()):
-                continue
-            ring = lane.rings.get(name)
-            if partition is not None:
-                self.hotlist.moved(lane, partition.encode(), name)
-            elif ring is not None:
-                self.hotlist.forget_ring(ring)
-            lane.scanners.wake_all()
-            for gate in lane.pinned.values():
-                gate.wake_all()
-        gate_of_tenant = self.hotlist.discovery.get(tenant)
-        if gate_of_tenant is not None:
-            gate_of_tenant.wake_all()
+        """Cursors of a group were moved or deleted, in one queue or (None) in all of the tenant's."""
+        self.hotlist.group_moved(
+            tenant,
+            None if queue is None else queue.encode(),
+            group.encode(),
+            None if partition is None else partition.encode(),
+        )

@@ -331,6 +331,26 @@ class HotList:
         if entry is not None and entry.state is State.WHEEL:
             self._make_ready(entry)
 
+    def group_moved(self, tenant: bytes, queue: bytes | None, group: bytes, partition: bytes | None) -> None:
+        """Cursors of a group were moved or deleted, in one queue or (None) in all of the tenant's.
+
+        Its rings start over; with a partition named, that one is marked. Parked pops wake.
+        """
+        for (owner, name), lane in list(self.lanes.items()):
+            if owner != tenant or (queue is not None and name != queue):
+                continue
+            ring = lane.rings.get(group)
+            if partition is not None:
+                self.moved(lane, partition, group)
+            elif ring is not None:
+                self.forget_ring(ring)
+            lane.scanners.wake_all()
+            for gate in lane.pinned.values():
+                gate.wake_all()
+        gate_of_tenant = self.discovery.get(tenant)
+        if gate_of_tenant is not None:
+            gate_of_tenant.wake_all()
+
     def forget_ring(self, ring: Ring) -> None:
         """Empties a ring: its next pop is a first contact and fills it from SQL."""
         ring.entries.clear()

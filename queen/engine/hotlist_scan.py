@@ -1,8 +1,8 @@
 """What fills the hot-list from the database: a ring's reseeds, and one scan for all that is being popped.
 
 A mark can be lost, and another broker's push may come without one. Every poll interval one statement asks
-which partitions of the queues popped here were written lately; now and then a ring is walked in full,
-which also finds cursors that moved backwards, or a group's missing ones.
+which partitions of the queues popped here were written lately, and one which groups were moved on purpose,
+since a cursor that moved backwards writes to no partition; now and then a ring is walked in full.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class HotListScan:
         self._full_seconds = settings.hotlist_reseed_full_ms / 1000
         self._sweep_seconds = settings.hotlist_idle_sweep_ms / 1000
         self._since: int | None = None
+        self._repairs: dict[tuple[bytes, bytes, bytes], tuple[int, bytes | None]] = {}
         self.scans = 0
         self.reseeds = 0
 
@@ -96,6 +97,18 @@ class HotListScan:
         self._since, changes = self._operations.hotlist_changed([lane.key for lane in lanes], since)
         for change in changes:
             self._hotlist.heard(lanes[change.queue], change.name, change.last_offset)
+        self._repair()
+
+    def _repair(self) -> None:
+        """Groups that somebody moved, here or through another broker: any change of a marker counts.
+
+        The latest time seen would not do: transactions commit in another order than they begin.
+        """
+        known, self._repairs = self._repairs, self._operations.hotlist_repairs()
+        for key, marker in self._repairs.items():
+            if known.get(key) != marker:
+                tenant, queue, group = key
+                self._hotlist.group_moved(tenant, queue, group, marker[1])
 
     def _due_reseeds(self) -> None:
         now = time.monotonic()

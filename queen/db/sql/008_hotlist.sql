@@ -51,6 +51,13 @@ RETURNS TABLE (i int, name text, last_offset bigint, at timestamptz) LANGUAGE sq
                           WHERE t.queue_id = q.id AND t.last_write_at >= p_since OFFSET 0) p
 $$;
 
+-- The repair markers of every tenant, of which there are as many as groups moved within the hour.
+CREATE OR REPLACE FUNCTION queen.log_hotlist_repairs_v1()
+RETURNS TABLE (tenant uuid, queue text, consumer_group text, partition_name text, at timestamptz)
+LANGUAGE sql STABLE AS $$
+    SELECT r.tenant_id, r.queue_name, r.consumer_group, r.partition_name, r.repair_at FROM queen.hotlist_repairs r
+$$;
+
 -- What the pop path needs to know of a queue's configuration: seconds of window buffer and of delay,
 -- milliseconds to wait for a fuller batch. No row for a queue that does not exist.
 CREATE OR REPLACE FUNCTION queen.log_queue_flow_v1(p_tenant uuid, p_queue text)
