@@ -139,10 +139,12 @@ class Popper:
         """Messages of one partition, or None. Raises as `wildcard`."""
         lane = self._hotlist.lane(request.tenant, queue)
         gate = lane.pinned.setdefault(partition, Gate())
+        gate.users += 1
         try:
             return self._poll(request, partial(self._by_name, request, lane, partition), gate, lane)
         finally:
-            if not len(gate) and lane.pinned.get(partition) is gate:
+            gate.users -= 1
+            if not gate.users:
                 del lane.pinned[partition]
 
     def discovery(self, request: PopRequest, namespace: bytes, task: bytes) -> Popped | None:
@@ -169,6 +171,7 @@ class Popper:
                 request.auto_ack,
             )
             probe = empty > 0 and not vain and self._settings.pop_pending_gate
+            wakes = gate.wakes
             claims, again = self._attempt(partial(attempt, terms, probe), request, deadline)
             if claims:
                 return self._given(request, terms, claims, lane)
@@ -180,7 +183,7 @@ class Popper:
             gate.add(parked, first=vain)
             self._parked.add(parked)
             try:
-                if ring is not None and ring.ready:
+                if ring.ready if ring is not None else gate.wakes != wakes:
                     parked.wake()  # marked while the attempt ran
                 vain = parked.sleep(min(left, self._pause(again, empty)), request.client)
             except BaseException:

@@ -99,12 +99,18 @@ class Parked:
 
 
 class Gate:
-    """The pops that sleep for one reason, first come first woken."""
+    """The pops that sleep for one reason, first come first woken.
 
-    __slots__ = ("_parked",)
+    ``wakes`` counts the wakes, so that a pop knows of one that came while it was awake; ``users`` counts
+    the pops that hold the gate, asleep or not, where it is thrown away after the last of them.
+    """
+
+    __slots__ = ("_parked", "users", "wakes")
 
     def __init__(self) -> None:
         self._parked: OrderedDict[Parked, None] = OrderedDict()
+        self.users = 0
+        self.wakes = 0
 
     def __len__(self) -> int:
         return len(self._parked)
@@ -119,6 +125,7 @@ class Gate:
         self._parked.pop(parked, None)
 
     def wake(self, count: int = 1) -> None:
+        self.wakes += 1
         while count > 0 and self._parked:
             self._parked.popitem(last=False)[0].wake()
             count -= 1

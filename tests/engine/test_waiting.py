@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import gevent
 import pytest
@@ -12,7 +13,12 @@ from gevent import socket as green
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from queen.db.operations import Claimed, Subscription
+from queen.engine.hotlist import HotList
+from queen.engine.identifiers import Minter
+from queen.engine.pop import Popped, Popper, PopRequest
 from queen.engine.waiting import Client, ClientGone, Gate, Parked
+from queen.settings import Settings
 
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
@@ -225,3 +231,66 @@ def test_a_gate_is_a_queue(steps: list[str]) -> None:
             waiting.insert(0 if step == "front" else len(waiting), parked)
     assert [parked for parked in everybody if parked.woken] == [parked for parked in everybody if parked in woken]
     assert len(gate) == len(waiting)
+
+
+# What the pops make of it
+
+
+class Trials:
+    """Stands in for the database: the first claim finds nothing, and something happens meanwhile."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def pop_specific(self, *_: object) -> list[Claimed]:
+        self.calls += 1
+        if self.calls == 1:
+            self.meanwhile()
+        if self.calls < 3:
+            return []
+        return [Claimed(b"p", b"took", bytes(16), 0, 0, 1, 0, 0, 0, None, b"")]
+
+
+class Frames:
+    """Stands in for the segment cache."""
+
+    def segment(self, claim: Claimed) -> tuple[list[bytes], bool]:
+        return [b"frame"], True
+
+
+class Bench:
+    """A popper whose claims are those of `trials`."""
+
+    def __init__(self) -> None:
+        self.trials = Trials()
+        self.hotlist = HotList()
+        parts: list[Any] = [Settings(), self.trials, self.hotlist, None, Minter(), None, Frames()]
+        self.popper = Popper(*parts)
+
+    def pop(self, wait: bool = True) -> Popped | None:
+        request = PopRequest(bytes(16), Subscription(b"g", b"new", b""), 1, 1, 0, True, wait, LONG, nobody())
+        return self.popper.pinned(request, b"q", b"p")
+
+    def push(self) -> None:
+        self.hotlist.pushed((bytes(16), b"q", b"p"), 0, 1)
+
+
+def test_a_push_that_comes_while_a_pop_tries_is_not_missed() -> None:
+    bench = Bench()
+    bench.trials.meanwhile = bench.push
+    sleeper = gevent.spawn(bench.pop)
+    gevent.sleep(SHORT)
+    assert bench.trials.calls == 2
+    bench.push()
+    assert sleeper.get(timeout=LONG / 2) is not None
+
+
+def test_a_pop_that_ends_leaves_the_others_their_gate() -> None:
+    bench = Bench()
+    bench.trials.meanwhile = lambda: bench.pop(wait=False)
+    sleeper = gevent.spawn(bench.pop)
+    gevent.sleep(0)
+    bench.push()
+    assert sleeper.get(timeout=LONG / 2) is not None
+    assert bench.hotlist.lane(bytes(16), b"q").pinned == {}
