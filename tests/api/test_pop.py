@@ -453,6 +453,40 @@ def test_a_window_buffer_holds_back_a_partition_that_is_still_written(api: Api, 
         assert pop(api.broker, f"{route}consumerGroup=g{number}&subscriptionMode=all").status == 204
 
 
+@pytest.mark.parametrize("option", ["delayedProcessing", "windowBuffer"])
+def test_what_is_held_back_comes_when_its_time_has(api: Api, name: str, submit: Submit, option: str) -> None:
+    api.post("/api/v1/configure", {"queue": name, "namespace": name, "options": {option: 1}})
+    pushed = time.monotonic()
+    api.broker.push([{"queue": name, "payload": 1}])
+    targets = [
+        f"{route}consumerGroup=g{number}&subscriptionMode=all&wait=true&timeout=20000"
+        for number, route in enumerate(routes(name))
+    ]
+    assert [poll.result().status for poll in [submit(pop, api.broker, target) for target in targets]] == [200] * 3
+    assert time.monotonic() - pushed >= 1
+
+
+def test_a_small_batch_is_held_for_more(api: Api, name: str, submit: Submit) -> None:
+    api.post("/api/v1/configure", {"queue": name, "options": {"minPopWaitTime": 60_000}})
+    api.broker.pop(name)
+    poll = submit(pop, api.broker, f"{routes(name)[0]}wait=true&timeout=50000&batch=3")
+    for n in range(3):
+        assert not poll.done()
+        api.broker.push([{"queue": name, "payload": n}])
+    assert len(poll.result(10).json()["messages"]) == 3
+
+
+def test_a_small_batch_is_held_no_longer_than_its_queue_says(api: Api, name: str) -> None:
+    api.post("/api/v1/configure", {"queue": name, "options": {"minPopWaitTime": 300}})
+    api.broker.pop(name)
+    for query, least in ({"batch": 3, "wait": True}, 0.3), ({"batch": 1, "wait": True}, 0), ({"batch": 3}, 0):
+        api.broker.push([{"queue": name, "payload": 1}])
+        started = time.monotonic()
+        (message,) = api.broker.pop(name, timeout=20_000, **query)
+        assert time.monotonic() - started >= least
+        api.broker.ack(message)
+
+
 # The long poll
 
 

@@ -288,6 +288,14 @@ def test_with_no_window_only_a_request_knows_its_own_ids(api: Api, name: str) ->
     assert data(api, name) == [1, 1]
 
 
+def test_after_the_window_an_id_is_new(api: Api, name: str) -> None:
+    api.post("/api/v1/configure", {"queue": name, "options": {"dedupWindowSeconds": 1}})
+    item = {"queue": name, "payload": 1, "transactionId": "t"}
+    api.broker.push([item])
+    assert api.broker.push([item])[0]["status"] == "duplicate"
+    wait_until(lambda: api.broker.push([item])[0]["status"] == "queued", 5, "the id is accepted again")
+
+
 def test_of_concurrent_pushes_of_one_id_one_is_queued(api: Api, name: str) -> None:
     item = {"queue": name, "payload": 1, "transactionId": "t"}
     with ThreadPoolExecutor(16) as pool:
