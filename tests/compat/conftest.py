@@ -10,7 +10,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from pytest_postgresql.executors import NoopExecutor
@@ -27,14 +27,6 @@ DEPLOYMENTS = (1, 2)  # brokers on one database
 _numbers = itertools.count(1)
 
 
-class Play(Protocol):
-    """Plays a scenario of the client and returns its result."""
-
-    version: str
-
-    def __call__(self, scenario: str, *, seconds: float = 30.0, **arguments: Any) -> Any: ...
-
-
 @dataclass(frozen=True)
 class Deployment:
     """Brokers on one database."""
@@ -48,20 +40,37 @@ class Deployment:
 
 
 @dataclass
-class _Play:
+class Play:
+    """Plays scenarios of one version of the client against one deployment, for one test."""
+
     player: Player
     urls: list[str]
     test: str
 
     @property
     def version(self) -> str:
+        """The version of the client."""
         return self.player.version
 
     def __call__(self, scenario: str, *, seconds: float = 30.0, **arguments: Any) -> Any:
-        return self.player.play(scenario, self.urls, f"{self.test}-{next(_numbers)}", arguments, seconds)
+        """Run a scenario, `module.function`, with its arguments, and return its result."""
+        return self.together(scenario, [arguments], seconds)[0]
+
+    def together(self, scenario: str, variants: list[dict[str, Any]], seconds: float = 30.0) -> list[Any]:
+        """Run a scenario with several sets of arguments at the same time; most wait more than they work."""
+        orders = [
+            {
+                "scenario": scenario,
+                "urls": self.urls,
+                "name": f"{self.test}-{next(_numbers)}",
+                "arguments": arguments,
+            }
+            for arguments in variants
+        ]
+        return self.player.play(orders, seconds)
 
 
-@pytest.fixture(scope="session", params=DEPLOYMENTS, ids=lambda count: f"brokers={count}")
+@pytest.fixture(scope="session", params=DEPLOYMENTS, ids=lambda count: f"brokers-{count}")
 def deployment(
     request: pytest.FixtureRequest, schema_template: NoopExecutor, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Deployment]:
@@ -91,7 +100,7 @@ def deployment(
                 broker.kill()
 
 
-@pytest.fixture(scope="session", params=VERSIONS, ids=lambda version: f"client={version}")
+@pytest.fixture(scope="session", params=VERSIONS, ids=lambda version: f"client-{version}")
 def player(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Player]:
     """The client of one version."""
     try:
@@ -106,7 +115,7 @@ def player(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def play(request: pytest.FixtureRequest, player: Player, deployment: Deployment) -> Play:
     """Plays scenarios against the deployment, each with a queue name of its own."""
-    return _Play(player, deployment.urls, request.node.originalname)
+    return Play(player, deployment.urls, request.node.originalname)
 
 
 @pytest.hookimpl(hookwrapper=True)

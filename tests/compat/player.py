@@ -1,7 +1,7 @@
 """Plays scenarios: code that uses the official client, run by the interpreter that has it installed.
 
 One process per version of the client lives as long as the tests do, since starting one costs more than a
-scenario takes. It reads one JSON line per scenario and answers with one.
+scenario takes. It reads a JSON line with scenarios to run at the same time, and answers with one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 SCENARIOS = Path(__file__).resolve().parent / "scenarios"
 
-# A scenario ends itself after its time and says where it hung; only a blocked process needs more.
+# Scenarios end themselves after their time and say where they hung; only a blocked process needs more.
 _GRACE_SECONDS = 10.0
 
 
@@ -34,17 +34,19 @@ class Player:
         self._log_path = log
         self._process: subprocess.Popen[str] | None = None
 
-    def play(self, scenario: str, urls: list[str], name: str, arguments: dict[str, Any], seconds: float) -> Any:
-        """Run a scenario, `module.function`, and return its result.
+    def play(self, orders: list[dict[str, Any]], seconds: float) -> list[Any]:
+        """Run scenarios at the same time and return their results.
 
-        Takes the brokers it is to use, a name for its queue, its own arguments and the time it may take.
-        Raises ScenarioFailed with the traceback when it raises or takes longer.
+        An order is `scenario` (`module.function`), `urls` of the brokers, a `name` for its queue, and
+        its own `arguments`. Raises ScenarioFailed with the traceback when one raises, or when they take
+        longer than so many seconds.
         """
-        order = {"scenario": scenario, "urls": urls, "name": name, "arguments": arguments, "seconds": seconds}
-        answer = self._exchange(json.dumps(order), seconds + _GRACE_SECONDS)
+        line = json.dumps({"orders": orders, "seconds": seconds})
+        answer = self._exchange(line, seconds + _GRACE_SECONDS)
         if "error" in answer:
-            raise ScenarioFailed(f"{scenario} with client {self.version}:\n{answer['error']}")
-        return answer["result"]
+            raise ScenarioFailed(f"with client {self.version}:\n{answer['error']}")
+        results: list[Any] = answer["results"]
+        return results
 
     def log(self) -> str:
         """Return all that the client printed, over all scenarios."""
@@ -62,24 +64,24 @@ class Player:
                 self._process.wait()
             self._process = None
 
-    def _exchange(self, order: str, seconds: float) -> dict[str, Any]:
+    def _exchange(self, line: str, seconds: float) -> dict[str, Any]:
         process = self._running()
         assert process.stdin
         assert process.stdout
-        process.stdin.write(order + "\n")
+        process.stdin.write(line + "\n")
         process.stdin.flush()
         deadline = time.monotonic() + seconds
-        # One order, one line: what is readable is the beginning of the answer, and the rest follows at once.
+        # One line for one line: what is readable is the beginning of the answer, and the rest follows at once.
         if not select.select([process.stdout], [], [], deadline - time.monotonic())[0]:
             process.kill()
             self.stop()
             raise ScenarioFailed(f"client {self.version} is blocked: no answer within {seconds} s\n{self._tail()}")
-        line = process.stdout.readline()
-        if not line:
+        text = process.stdout.readline()
+        if not text:
             status = process.wait()
             self._process = None
             raise ScenarioFailed(f"client {self.version} ended with status {status}\n{self._tail()}")
-        answer: dict[str, Any] = json.loads(line)
+        answer: dict[str, Any] = json.loads(text)
         return answer
 
     def _running(self) -> subprocess.Popen[str]:

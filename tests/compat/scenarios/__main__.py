@@ -1,4 +1,4 @@
-"""Runs scenarios one after another: an order a line on standard input, an answer a line on the output.
+"""Runs scenarios: orders come a line on standard input, their results go a line on standard output.
 
 This is the client's side: it runs in an environment that has the official client and nothing of the
 broker.
@@ -27,20 +27,26 @@ async def perform(order: dict[str, Any]) -> Any:
     """Run one scenario on a stage of its own and return its result."""
     module, _, function = order["scenario"].partition(".")
     scenario = getattr(importlib.import_module(module), function)
+    print(f"--- {order['scenario']} {order['name']}", flush=True)
     async with Stage(order["urls"], order["name"]) as stage:
-        return await asyncio.wait_for(scenario(stage, **order["arguments"]), order["seconds"])
+        return await scenario(stage, **order["arguments"])
+
+
+async def perform_all(orders: list[dict[str, Any]], seconds: float) -> list[Any]:
+    """Run scenarios at the same time and return their results."""
+    async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
+        tasks = [group.create_task(perform(order)) for order in orders]
+    return [task.result() for task in tasks]
 
 
 def main() -> None:
     """Serve until the input ends."""
     assert queen.__file__.startswith(sys.prefix), f"not the installed client: {queen.__file__}"
     for line in sys.stdin:
-        order = json.loads(line)
-        print(f"--- {order['scenario']} {order['name']}", flush=True)
         try:
-            answer = {"result": asyncio.run(perform(order))}
-            text = json.dumps(answer)
-        except (Exception, asyncio.CancelledError):
+            results = asyncio.run(perform_all(**json.loads(line)))
+            text = json.dumps({"results": results})
+        except Exception:
             text = json.dumps({"error": traceback.format_exc()})
         _answers.write(text + "\n")
         _answers.flush()

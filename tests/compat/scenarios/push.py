@@ -79,7 +79,7 @@ async def rivals(stage: Stage, count: int) -> Any:
 async def bulk(stage: Stage, count: int) -> Any:
     """Push many messages in one call, and pop them in calls of another size."""
     pushed = await stage.client.queue(stage.queue).push([{"data": {"n": n, "pad": "x" * 100}} for n in range(count)])
-    popped = await collect(stage.client.queue(stage.queue).batch(count // 3), count, ack=stage.client)
+    popped = await collect(stage.client.queue(stage.queue).batch(count // 2), count, ack=stage.client)
     return {
         "queued": sum(item["status"] == "queued" for item in pushed),
         "numbers": [message["data"]["n"] for message in popped],
