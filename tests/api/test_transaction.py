@@ -332,7 +332,7 @@ def test_an_id_below_the_cursor_is_no_obstacle(api: Api, name: str, status: str)
     first, second = leased(api, name)
     api.broker.ack(first)
     (result,) = commit(api, [ack_of(first, status)], [second["leaseId"]])
-    assert (result["success"], result["dlq"]) == (True, False)
+    assert (result["success"], result["error"], result["dlq"]) == (True, None, False)
     assert api.get(f"/api/v1/dlq?queue={name}")["messages"] == []
 
 

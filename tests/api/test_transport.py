@@ -69,13 +69,14 @@ class Wire:
 
     def receive(self, has_body: bool = True) -> Raw:
         """Read one response."""
-        status = int(self._file.readline().split()[1])
+        version, status, *_ = self._file.readline().split()
+        assert version == b"HTTP/1.1"
         headers = {}
         while (line := self._file.readline().decode().strip()) != "":
             name, _, value = line.partition(":")
             headers[name.lower()] = value.strip()
         length = int(headers.get("content-length", 0)) if has_body else 0
-        return Raw(status, headers, self._file.read(length))
+        return Raw(int(status), headers, self._file.read(length))
 
     def ended(self) -> bool:
         """Whether nothing more comes: the other side closed or reset the connection."""
