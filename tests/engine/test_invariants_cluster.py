@@ -133,7 +133,7 @@ def administer(lab: Lab, broker: LocalBroker, dice: random.Random) -> None:
 
 
 def delete(lab: Lab, broker: LocalBroker, dice: random.Random) -> None:
-    if dice.random() < 0.1:
+    if dice.random() < 0.05:
         queue = dice.choice(QUEUES)
         lab.delete_queue(queue)
         broker.engine.queue_changed(TENANT, queue)

@@ -70,25 +70,36 @@ SELECT l.seq, l.at, l.last_offset, l.old IS DISTINCT FROM NULL AS had, l.new IS 
   FROM ledger.cursors l ORDER BY l.seq
 """
 
+_PARTITIONS = """
+SELECT (new).id, (old).log_start AS was, (new).log_start AS now, (old).last_offset AS old_last,
+       (new).last_offset AS new_last
+  FROM ledger.partitions ORDER BY seq
+"""
+
 
 class Ledger:
-    """The ledger of one database; made by whoever may create triggers there."""
+    """The ledger of one database. It opens a connection for every question: the server may come and go."""
 
     def __init__(self, connect: Callable[..., psycopg.Connection[Any]]) -> None:
         """Begin to record. Takes what opens a connection in autocommit mode."""
-        self._sql = connect(row_factory=namedtuple_row)
-        self._sql.execute(_INSTALL.encode())
+        self._connect = connect
+        self._run(_INSTALL)
 
     def close(self) -> None:
         """Stop recording and forget."""
-        try:
-            self._sql.execute(_REMOVE.encode())
-        finally:
-            self._sql.close()
+        self._run(_REMOVE)
 
     def cursors(self) -> list[Any]:
         """Return every change of a cursor, oldest first."""
-        return self._sql.execute(_CURSORS.encode()).fetchall()
+        return self._rows(_CURSORS)
+
+    def _run(self, script: str) -> None:
+        with self._connect() as connection:
+            connection.execute(script.encode())
+
+    def _rows(self, query: str) -> list[Any]:
+        with self._connect(row_factory=namedtuple_row) as connection:
+            return connection.execute(query.encode()).fetchall()
 
     def violations(self, backwards: bool = False) -> list[str]:
         """Return what breaks a rule, each line beginning with the rule's number.
@@ -98,15 +109,12 @@ class Ledger:
         found = []
         for row in self.cursors():
             found += [f"{rule}: {row.cursor} at step {row.seq}: {text}" for rule, text in _step(row, backwards)]
-        for row in self._sql.execute(
-            b"SELECT (new).id, (old).log_start AS was, (new).log_start AS now, (old).last_offset AS old_last,"
-            b" (new).last_offset AS new_last FROM ledger.partitions ORDER BY seq"
-        ):
+        for row in self._rows(_PARTITIONS):
             if row.now < row.was:
                 found.append(f"L4: {row.id}: log_start went back from {row.was} to {row.now}")
             if row.new_last < row.old_last:
                 found.append(f"L3: {row.id}: last_offset went back from {row.old_last} to {row.new_last}")
-        for row in self._sql.execute(b"SELECT what, count(*) AS times FROM ledger.rewrites GROUP BY what"):
+        for row in self._rows("SELECT what, count(*) AS times FROM ledger.rewrites GROUP BY what"):
             found.append(f"L8: {row.what} was updated {row.times} times")
         return found
 
