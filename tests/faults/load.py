@@ -27,16 +27,20 @@ _TIMEOUT = 10.0
 
 
 class Client:
-    """Keep-alive connections to several brokers; each request goes to the next one."""
+    """Keep-alive connections to several brokers; it goes to the next one now and then, and after a failure.
+
+    Brokers hear of each other's acks late, so a client that always went to the next would mostly wait.
+    """
 
     def __init__(self, brokers: Sequence[Broker], first: int) -> None:
         self._ports = [broker.port for broker in brokers]
         self._connections: dict[int, http.client.HTTPConnection] = {}
         self._turn = first
+        self._dice = random.Random(first)
 
     def request(self, method: str, target: str, body: Any = None) -> tuple[int, Any] | None:
         """Return status and decoded body, or None when no answer came."""
-        self._turn += 1
+        self._turn += self._dice.random() < 0.1
         port = self._ports[self._turn % len(self._ports)]
         connection = self._connections.get(port)
         if connection is None:
@@ -50,6 +54,7 @@ class Client:
         except (OSError, http.client.HTTPException):
             connection.close()
             del self._connections[port]
+            self._turn += 1
             time.sleep(0.01)  # a dead port refuses at once
             return None
 
@@ -140,6 +145,7 @@ class Load:
                 if "failed" not in statuses:
                     break
             count += len(keys)
+            time.sleep(0.005)  # or consumers would fall behind for ever
 
     def _pop(self, client: Client, group: str, **parameters: Any) -> list[tuple[Delivery, list[dict[str, Any]]]]:
         """Pop and record; returns the delivery of each partition with its messages."""
@@ -174,7 +180,7 @@ class Load:
         dice = random.Random(1000 + number)
         group = ("one", "two")[number % 2]
         while self._consuming.is_set():
-            for delivery, messages in self._pop(client, group, batch=dice.choice((1, 5, 30)), partitions=2):
+            for delivery, messages in self._pop(client, group, batch=dice.choice((5, 30, 100)), partitions=2):
                 choice = dice.random()
                 if choice < 0.03:
                     continue  # forgotten: the lease runs out
@@ -221,7 +227,7 @@ class Load:
     def _relay(self, client: Client, number: int) -> None:
         """Move messages on, in transactions of pushes and acks."""
         while self._consuming.is_set():
-            for delivery, messages in self._pop(client, "relay", batch=20):
+            for delivery, messages in self._pop(client, "relay", batch=50):
                 operations = [
                     {
                         "type": "push",
