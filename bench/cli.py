@@ -35,6 +35,7 @@ scenarios:
   latency  push to receipt by a parked consumer at a fixed rate
   idle     consumers that wait for nothing: CPU and memory of the servers
   hello    requests per second of a one-line Flask view on one gevent worker ("H")
+  compare  Queen beside other queues under the same load; see scripts/bench compare --help
   all      hello, push/pop/both at batch 1, 10 and 100 on 64 lanes, one lane, latency
 
 The last line of the output is one JSON document. The exit status is 1 when there were errors,
@@ -185,6 +186,11 @@ def _open_database(conninfo: str | None) -> Database | None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of scripts/bench."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["compare"]:
+        from bench.compare import main as compare
+
+        return compare(words[1:])
     parsed = parser().parse_args(arguments)
     base = Options(**{item.name: getattr(parsed, item.name) for item in fields(Options)})
     if base.batch < 1 or base.partitions < 1 or base.groups < 1 or parsed.repeat < 1:
