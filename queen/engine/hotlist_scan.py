@@ -58,10 +58,15 @@ class HotListScan:
                 self._hotlist.sweep(self._sweep_seconds)
 
     def refresh_flow(self, lane: Lane) -> None:
-        """Reads the queue's flow settings when they are older than half a minute."""
+        """Reads the queue's flow settings when they are older than half a minute.
+
+        If another broker changed them, entries wait for times that no longer hold: the rings start over.
+        """
         if time.monotonic() - lane.flow_read > _FLOW_SECONDS:
             flow = self._operations.queue_flow(*lane.key)
             if flow is not None:
+                if flow != lane.flow:
+                    self._hotlist.forget_queue(*lane.key)
                 lane.flow = flow
                 lane.flow_read = time.monotonic()
 
