@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     names = ["queen", *(peer.name for peer in _PEERS)]
     made = argparse.ArgumentParser(prog="scripts/bench compare", description=__doc__)
     made.add_argument("--repeat", type=int, default=3, help="runs of every row; the median is shown (3)")
-    made.add_argument("--seconds", type=float, default=3.0, help="measured time of a row (3)")
+    made.add_argument("--seconds", type=float, default=2.5, help="measured time of a row (2.5)")
     made.add_argument("--warmup", type=float, default=0.5, help="time before it (0.5)")
     made.add_argument("--rate", type=float, default=100.0, help="messages per second of the latency row (100)")
     made.add_argument("--payload", type=int, default=200, help="bytes of a payload (200)")
@@ -72,6 +72,7 @@ def _turn(peer: Peer, postgres: Postgres, asked: load.Load, rate: float, rows: d
             there += pushed
         wanted = [int(speed * (asked.seconds + asked.warmup)) for speed in peer.speeds]
         there += load.fill(peer, asked, sum(wanted) - there)
+        peer.settle()
         for n, batch in enumerate(BATCHES):
             reserved = sum(wanted[n + 1 :])
             rows[f"consume b{batch}"], there = load.consume(peer, asked, batch, there, reserved)

@@ -101,6 +101,9 @@ class Peer(ABC):
         if done.returncode:
             raise Unavailable(f"it can't be set up: {done.stderr.strip()[-500:]}")
 
+    def settle(self) -> None:  # noqa: B027  # most have nothing to do
+        """Do what time would do to a backlog that was just written."""
+
 
 class NodePeer(Peer):
     """A peer whose client library comes from npm."""
@@ -166,6 +169,12 @@ class PostgresPeer(Peer):
         """Start with an empty database, so that no row pays for the rubbish of another."""
         self._postgres.fresh(self._database)
         super().prepare()
+
+    def settle(self) -> None:
+        """Give the planner statistics: without them some peers read the whole backlog for each job."""
+        conninfo = make_conninfo(self._postgres.conninfo, dbname=self._database)
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            connection.execute("vacuum analyze")
 
     def task(self) -> dict[str, Any]:
         """How to connect."""

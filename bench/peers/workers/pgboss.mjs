@@ -36,7 +36,8 @@ async function consume(tally) {
   let going = true;
 
   if (task.timed) {
-    const options = { batchSize: task.batch, pollingIntervalSeconds: 0.5 };
+    // It polls, at most twice a second: batches of one could not even keep up.
+    const options = { batchSize: 100, pollingIntervalSeconds: 0.5 };
     for (let n = 0; n < task.connections; n++) {
       await boss.work(QUEUE, options, async (jobs) => {
         for (const job of jobs) tally.receivedObject(job.data);
