@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rate", type=float, default=100.0, help="messages per second of the latency row (100)")
     made.add_argument("--payload", type=int, default=200, help="bytes of a payload (200)")
     made.add_argument("--only", nargs="+", choices=names, metavar="PEER", help=f"of {', '.join(names)}")
-    made.add_argument("--write", type=Path, metavar="DIRECTORY", help="write performance.inc and performance.svg")
+    made.add_argument("--write", type=Path, metavar="DIRECTORY", help="rewrite its performance.rst and .svg")
     return made
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from bench.plot import bars
 from bench.report import number, table
 
 ROWS = ("push b1", "push b10", "push b100", "consume b1", "consume b10", "consume b100")
-HEAD = ("system", *ROWS, "both b100 in / out", "p50 / p99 ms", "server us", "client us")
+HEAD = ("system", *ROWS, "both b100, in / out", "p50 / p99 ms", "server us", "client us")
+
+_BEGIN = ".. Written by scripts/bench compare --write docs:"
+_END = ".. End of what it writes."
 
 Figures = dict[str, Any]
 
@@ -98,8 +102,11 @@ def terminal(document: Figures) -> str:
 
 
 def write(document: Figures, directory: Path) -> None:
-    """Write the page's table and its plot."""
-    (directory / "performance.inc").write_text(_restructured(document))
+    """Write the plot, and the tables between two marks of the page: not every reader of it resolves includes."""
+    page = directory / "performance.rst"
+    before, rest = page.read_text().split(_BEGIN, 1)
+    after = rest.split(_END, 1)[1]
+    page.write_text(f"{before}{_BEGIN}\n\n{_restructured(document)}\n\n{_END}{after}")
     series = {title: [_rate(rows, name) for name in ROWS] for title, rows in document["medians"].items()}
     (directory / "performance.svg").write_text(bars(ROWS, series, "messages per second, log scale"))
 
@@ -108,22 +115,31 @@ def _rate(rows: Figures, name: str) -> float:
     return float(next(iter(rows[name]["rates"].values()))) if name in rows else 0.0
 
 
-def _list_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    made = [".. list-table::", "   :header-rows: 1", ""]
-    for row in [head, *rows]:
-        made += [f"   {'*' if n == 0 else ' '} - {cell}" for n, cell in enumerate(row)]
-    return [*made, ""]
+def _simple_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of reStructuredText that reads well as it is, too."""
+    widths = [max(len(row[n]) for row in [head, *rows]) for n in range(len(head))]
+    rule = "  ".join("=" * width for width in widths)
+    made = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    top = "  ".join(cell.ljust(width) for cell, width in zip(head, widths, strict=True)).rstrip()
+    return "\n".join([rule, top, rule, *made, rule])
 
 
 def _restructured(document: Figures) -> str:
-    made = [".. Written by scripts/bench compare --write docs; don't edit.", ""]
-    made += _list_table(HEAD, lines(document))
-    made += [f"{_settings(document)}.", ""]
-    facts = [
-        [title, document["versions"].get(title, "this checkout"), *document["facts"][title]]
-        for title in document["medians"]
+    whole = lines(document)
+    last = 1 + len(ROWS)
+    parts = [
+        "Messages per second:",
+        _simple_table(HEAD[:last], [line[:last] for line in whole]),
+        "Both at once, the time from push to receipt, and CPU per message:",
+        _simple_table([HEAD[0], *HEAD[last:]], [[line[0], *line[last:]] for line in whole]),
+        fill(f"{_settings(document)}.", 112),
+        _simple_table(
+            ("system", "version", "lanes", "an answered push is"),
+            [
+                [title, document["versions"].get(title, "this checkout"), *document["facts"][title]]
+                for title in document["medians"]
+            ],
+        ),
+        *(fill(f"{title}: not available: {why}", 112) for title, why in document["not_available"].items()),
     ]
-    made += _list_table(("system", "version", "lanes", "an answered push is"), facts)
-    for title, why in document["not_available"].items():
-        made += [f"{title}: not available: {why}", ""]
-    return "\n".join(made)
+    return "\n\n".join(parts)

@@ -20,7 +20,7 @@ class NatsJetStream(NodePeer):
     title = "NATS JetStream"
     package = "nats@2"
     lanes = "64 subjects of one stream"
-    durable = "written to the file, synced every two minutes (the server's default)"
+    durable = "written to the file, synced every 2 minutes (default)"
     speeds = (12000, 40000, 90000)
 
     def install(self) -> None:

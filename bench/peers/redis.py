@@ -20,7 +20,7 @@ class RedisStreams(NodePeer):
     title = "Redis Streams"
     package = "ioredis@5"
     lanes = "64 streams"
-    durable = "written to the file, synced every second (appendfsync everysec)"
+    durable = "written to the file, synced every second (everysec)"
     speeds = (60000, 120000, 150000)
 
     def install(self) -> None:
