@@ -352,6 +352,9 @@ def test_an_idle_re_poll_asks_the_database_nothing(lab: Lab, queue: str, broker:
         assert broker.pop(queue) == []
     assert broker.pop(queue, timeout=0.15) == []
     assert [name for name in calls if name.startswith("pop")] == []
+    broker.accept(queue, "b")
+    assert ids(broker.pop(queue)) == ["b"]
+    assert [name for name in calls if name.startswith("pop")] != []
 
 
 def test_a_push_wakes_a_parked_pop_at_once(lab: Lab, queue: str) -> None:
@@ -377,7 +380,7 @@ def test_an_ack_that_ends_a_lease_wakes_who_waits_for_the_rest(lab: Lab, queue: 
     lab.configure(queue, namespace=queue)
     for status in ("completed", "retry"):
         for arguments in ({"queue": queue}, {"queue": queue, "partition": "Default"}, {"namespace": queue}):
-            broker.accept(queue, f"{status}{len(arguments)}{list(arguments)[0]}", "x" + status + str(arguments))
+            broker.accept(queue, f"{status}{len(arguments)}{next(iter(arguments))}", "x" + status + str(arguments))
             messages = broker.pop(queue, "Default", batch=1)
             waiting = gevent.spawn(broker.pop, timeout=20, **arguments)
             gevent.sleep(0.05)
