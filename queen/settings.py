@@ -96,7 +96,7 @@ class Settings:
     bundle_max: int = _setting("QUEEN_V2_BUNDLE_MAX", 16, "partitions in one push transaction", 1)
     fusion_max_inflight: int = _setting("QUEEN_V2_FUSION_MAX_INFLIGHT", 4, "push transactions at once", 1)
     push_queue_kb: int = _setting(
-        "QUEEN_PUSH_QUEUE_KB", 65_536, "work of pushes that wait for their commit; above it they get a 503", 64
+        "QUEEN_PUSH_QUEUE_KB", 32_768, "pushes under way at a time, and as much in line; above it they get a 503", 64
     )
     dedup_cache: bool = _setting("QUEEN_DEDUP_CACHE", True, "remember hashes so that pushes need no probe")
     dedup_cache_mb: int = _setting("QUEEN_DEDUP_CACHE_MB", 512, "memory of that cache", 1)

@@ -7,7 +7,8 @@ from flask import Blueprint
 
 from queen.api.bodies import Decoder, check_id, check_item, check_names
 from queen.api.http import Answer, Refusal, Request, direct
-from queen.engine.push import Item, Overloaded
+from queen.engine.admission import Overloaded
+from queen.engine.push import Item
 
 blueprint = Blueprint("push", __name__)
 
@@ -42,11 +43,12 @@ def read(body: bytes) -> list[Item]:
 @direct
 def push(request: Request) -> Answer:
     body = request.body()
-    items = read(body)
-    if not items:
-        return Answer(201, b"[]")
+    pusher = request.engine.pusher
     try:
-        outcomes = request.engine.pusher.push(request.tenant, items, request.subject, len(body))
+        with pusher.admission.admit(len(body)):
+            items = read(body)
+            if not items:
+                return Answer(201, b"[]")
+            return Answer(201, _encode(pusher.push(request.tenant, items, request.subject)))
     except Overloaded as error:
         raise Refusal(503, str(error)) from None
-    return Answer(201, _encode(outcomes))

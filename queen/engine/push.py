@@ -18,6 +18,7 @@ from gevent.event import Event
 from queen.db.errors import StatementFailed, Unavailable
 from queen.db.operations import Operations, SegmentWrite, SegmentWritten
 from queen.engine import frames
+from queen.engine.admission import Admission
 from queen.engine.dedup import DedupCache, Key
 from queen.engine.frames import encode_frame
 from queen.engine.fusion import Fusion
@@ -33,12 +34,6 @@ DEFAULT_PARTITION = "Default"
 QUEUED = "queued"
 DUPLICATE = "duplicate"
 FAILED = "failed"
-
-_REQUEST_WORK = 16  # a request costs about as much as this many messages in one
-
-
-class Overloaded(Exception):
-    """More pushes wait for their commit than can be done soon: this one was not accepted."""
 
 
 class Item(msgspec.Struct, gc=False):
@@ -122,39 +117,21 @@ class Pusher:
         self._hotlist = hotlist
         self._minter = minter
         self._level = settings.zstd_level
-        self._waiting = 0
-        self._waiting_max = settings.push_queue_kb
+        self.admission = Admission(settings.push_queue_kb)
         self.dedup = dedup
         self.fusion: Fusion[Key, Group] = Fusion(self._flush, settings.bundle_max, settings.fusion_max_inflight)
 
-    def push(self, tenant: bytes, items: Sequence[Item], subject: bytes | None, size: int = 0) -> list[Outcome]:
+    def push(self, tenant: bytes, items: Sequence[Item], subject: bytes | None) -> list[Outcome]:
         """Stores items and waits for the commits; one outcome per item, in their order.
 
-        ``size`` is that of the request in bytes. What could not be stored is ``failed``. Raises
-        `Overloaded` when too much is waiting already.
+        Raises nothing: what could not be stored is ``failed``.
         """
         request = PushRequest()
-        work = self._admit(_REQUEST_WORK + len(items) + size // 1024)
-        try:
-            groups = self._group(request, tenant, items, subject)
-            request.expect(len(groups))
-            for group in groups:
-                self.fusion.submit(group.key, group)
-            return request.wait()
-        finally:
-            self._waiting -= work
-
-    def _admit(self, work: int) -> int:
-        """Counts a request among those that wait, in kilobytes: its size, and what it costs besides.
-
-        What is accepted is bounded, so that under any load a push that is accepted is committed within a
-        second or so, and memory stays where it is.
-        """
-        if self._waiting and self._waiting + work > self._waiting_max:
-            log.sampled(10, "overloaded: pushes refused", waiting_kb=self._waiting, max_kb=self._waiting_max)
-            raise Overloaded(f"overloaded: {self._waiting} kB of pushes wait for their commit; try again")
-        self._waiting += work
-        return work
+        groups = self._group(request, tenant, items, subject)
+        request.expect(len(groups))
+        for group in groups:
+            self.fusion.submit(group.key, group)
+        return request.wait()
 
     def _group(self, request: PushRequest, tenant: bytes, items: Sequence[Item], subject: bytes | None) -> list[Group]:
         """Mints ids, folds repeats within the request, and encodes a frame for every other item."""
