@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -35,8 +35,9 @@ _STAMP = VENV / "queen-installed.json"
 
 
 def say(text: str) -> None:
-    """Print one line of progress at once."""
-    print(text, flush=True)
+    """Print one line of progress at once. A reader that has gone away must not keep anything from stopping."""
+    with suppress(OSError):
+        print(text, flush=True)
 
 
 def fail(text: str) -> NoReturn:
