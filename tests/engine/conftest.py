@@ -558,8 +558,16 @@ def rough(schema_template: NoopExecutor) -> Iterator[Rough]:
                         delivered.append((group, popped))
                         whole = [(m, "completed") for m in popped]
                         some = [(m, dice.choice(("completed", "completed", "failed", "retry", "dlq"))) for m in popped]
-                        if not auto and (choice := dice.random()) < 0.9:
-                            broker.ack(whole if choice < 0.6 else some, group)
+                        choice = dice.random()
+                        if auto or choice > 0.9:
+                            pass  # nothing to do, or forgotten
+                        elif choice < 0.5:
+                            broker.ack(whole, group)
+                        elif choice < 0.7:
+                            for k in range(dice.randint(0, len(whole))):
+                                broker.ack(whole[k : k + 1], group)
+                        else:
+                            broker.ack(some, group)
                     idle = 0 if popped or not ended else idle + 1
                     gevent.sleep(0)
 
