@@ -23,7 +23,7 @@ from queen.api.http import (
     strict_integer,
 )
 from queen.db.binary import timestamp_text
-from queen.db.operations import Subscription
+from queen.db.records import Subscription
 from queen.engine.frames import decode
 from queen.engine.identifiers import QUEUE_MODE, uuid_text
 from queen.engine.pop import Delivery, PopFailed, Popped, PopRequest

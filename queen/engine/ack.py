@@ -16,7 +16,8 @@ import msgspec
 from gevent.event import Event
 
 from queen.db.errors import StatementFailed, Unavailable
-from queen.db.operations import Acked, AckWrite, DeadLetter, Operations
+from queen.db.operations import Operations
+from queen.db.records import Acked, AckWrite, DeadLetter
 from queen.engine import frames
 from queen.engine.fusion import Fusion
 from queen.engine.hotlist import HotList

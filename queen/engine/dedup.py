@@ -14,7 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from queen.db.operations import HashRow, SegmentWritten
+from queen.db.records import HashRow, SegmentWritten
 from queen.log import Log
 
 log = Log("dedup")

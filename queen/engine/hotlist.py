@@ -19,7 +19,7 @@ from enum import Enum
 from gevent.event import Event
 from gevent.lock import Semaphore
 
-from queen.db.operations import Claimed, Flow
+from queen.db.records import Claimed, Flow
 from queen.engine.waiting import Gate
 
 Key = tuple[bytes, bytes]  # tenant, queue

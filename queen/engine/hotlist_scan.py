@@ -12,7 +12,8 @@ import time
 import gevent
 
 from queen.db.errors import StatementFailed, Unavailable
-from queen.db.operations import Operations, Pending
+from queen.db.operations import Operations
+from queen.db.records import Pending
 from queen.engine.hotlist import HotList, Lane, Ring
 from queen.log import Log
 from queen.settings import Settings

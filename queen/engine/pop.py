@@ -16,7 +16,8 @@ import gevent
 from gevent.event import Event
 
 from queen.db.errors import StatementFailed, Unavailable
-from queen.db.operations import Claimed, ListPop, Operations, Subscription, Terms
+from queen.db.operations import Operations
+from queen.db.records import Claimed, ListPop, Subscription, Terms
 from queen.engine import frames
 from queen.engine.fusion import Fusion
 from queen.engine.hotlist import HotList, Lane, Ring

@@ -16,7 +16,8 @@ import msgspec
 from gevent.event import Event
 
 from queen.db.errors import StatementFailed, Unavailable
-from queen.db.operations import Operations, SegmentWrite, SegmentWritten
+from queen.db.operations import Operations
+from queen.db.records import SegmentWrite, SegmentWritten
 from queen.engine import frames
 from queen.engine.admission import Admission
 from queen.engine.dedup import DedupCache, Key

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from queen.db.operations import Claimed, Operations
+from queen.db.operations import Operations
+from queen.db.records import Claimed
 from queen.engine import frames
 
 _FRAME_OVERHEAD = 60

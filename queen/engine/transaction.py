@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from queen.db.errors import StatementFailed, Unavailable
-from queen.db.operations import Acked, DeadLetter, Operations, SegmentWrite
+from queen.db.operations import Operations
+from queen.db.records import Acked, DeadLetter, SegmentWrite
 from queen.engine import frames
 from queen.engine.ack import Acker, AckGroup, AckItem, ItemResult
 from queen.engine.hotlist import HotList

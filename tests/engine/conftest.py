@@ -28,7 +28,8 @@ from pytest_postgresql.janitor import DatabaseJanitor
 from queen.db.connection import Connection, Statement
 from queen.db.database import conninfo
 from queen.db.errors import Unavailable
-from queen.db.operations import Operations, SegmentWrite, SegmentWritten, Subscription
+from queen.db.operations import Operations
+from queen.db.records import SegmentWrite, SegmentWritten, Subscription
 from queen.engine import frames
 from queen.engine.ack import AckItem, ItemResult
 from queen.engine.engine import Engine
@@ -508,14 +509,27 @@ def new_lab(template: NoopExecutor) -> Iterator[Lab]:
 
 @dataclass
 class Rough:
-    """What a rough run left behind."""
+    """A rough run, and what it left behind."""
 
     lab: Lab
     findings: list[str]
     delivered: list[tuple[str, list[Message]]]  # group and batch, in the order of their arrival
 
+    def happened(self) -> tuple[int, int, int, int]:
+        """Return how often a batch was delivered, a message filed, a retry charged and a lease taken over."""
+        taken_over = "(old).worker_id <> (new).worker_id"
+        return (
+            len(self.delivered),
+            self.lab.one("SELECT count(*) FROM queen.log_dlq"),
+            self.lab.one("SELECT count(*) FROM ledger.cursors WHERE (new).batch_retry_count > 0"),
+            self.lab.one(f"SELECT count(*) FROM ledger.cursors WHERE {taken_over}"),
+        )
+
     def broken(self, rule: str) -> list[str]:
         return [finding for finding in self.findings if finding.startswith(rule)]
+
+
+ROUGH = (200, 10, 10, 10)  # what `Rough.happened` must pass
 
 
 @pytest.fixture(scope="session")
@@ -525,20 +539,23 @@ def rough(schema_template: NoopExecutor) -> Iterator[Rough]:
     with new_lab(schema_template) as lab, lab.ledger() as ledger:
         brokers = [lab.broker(), lab.broker(QUEEN_HOTLIST="0")]
         lab.configure("rough", retryLimit=1)
-        delivered: list[tuple[str, list[Message]]] = []
+        run = Rough(lab, [], [])
         ended = False
 
         def producer() -> None:
+            """Goes on until it was rough enough, however fast this machine is today."""
             nonlocal ended
-            for k in range(150):
+            for k in range(5000):
                 brokers[k % 2].push("rough", *(f"m{k}-{n}" for n in range(1 + k % 3)), partition=f"p{k % 3}")
+                if k % 50 == 49 and all(n > least for n, least in zip(run.happened(), ROUGH, strict=True)):
+                    break
             ended = True
 
         def consumer(number: int) -> Callable[[], None]:
             dice = random.Random(number)
             group, broker = "gh"[number % 2], brokers[number // 2 % 2]
 
-            def run() -> None:
+            def consume() -> None:
                 idle = 0
                 while idle < 3:
                     partition = dice.choice((None, f"p{dice.randrange(3)}"))
@@ -555,7 +572,7 @@ def rough(schema_template: NoopExecutor) -> Iterator[Rough]:
                         timeout=dice.choice((None, 0.3)),
                     )
                     if popped:
-                        delivered.append((group, popped))
+                        run.delivered.append((group, popped))
                         whole = [(m, "completed") for m in popped]
                         some = [(m, dice.choice(("completed", "completed", "failed", "retry", "dlq"))) for m in popped]
                         choice = dice.random()
@@ -571,7 +588,7 @@ def rough(schema_template: NoopExecutor) -> Iterator[Rough]:
                     idle = 0 if popped or not ended else idle + 1
                     gevent.sleep(0)
 
-            return run
+            return consume
 
         def reaper() -> None:
             """Ends leases, forgotten ones and others."""
@@ -581,7 +598,8 @@ def rough(schema_template: NoopExecutor) -> Iterator[Rough]:
 
         together(producer, reaper, *(consumer(number) for number in range(10)))
         lab.stop_brokers()
-        yield Rough(lab, ledger.violations() + Log.read(lab.sql).violations(), delivered)
+        run.findings = ledger.violations() + Log.read(lab.sql).violations()
+        yield run
 
 
 @pytest.fixture(scope="module")

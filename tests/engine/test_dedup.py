@@ -13,7 +13,7 @@ from gevent.event import Event
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from queen.db.operations import HashRow
+from queen.db.records import HashRow
 from queen.engine.identifiers import NO_MESSAGE, fingerprint
 from tests.engine.conftest import TENANT, Lab, LocalBroker, append, together
 from tests.faults.log_check import Log

@@ -8,7 +8,7 @@ from typing import Any
 import gevent
 import pytest
 
-from queen.db.operations import Claimed, Flow, ListPop, Subscription, Terms
+from queen.db.records import Claimed, Flow, ListPop, Subscription, Terms
 from queen.engine.hotlist import HotList, Ring, State
 from queen.engine.waiting import Parked
 from tests.engine.conftest import GROUP, TENANT, Lab, LocalBroker, append, ids

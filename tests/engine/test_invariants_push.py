@@ -11,7 +11,7 @@ import gevent
 import pytest
 
 from queen.db.errors import StatementFailed
-from queen.db.operations import SegmentWrite
+from queen.db.records import SegmentWrite
 from queen.engine.identifiers import NO_MESSAGE
 from tests.broker import wait_until
 from tests.engine.conftest import Lab, LocalBroker, append, ids, offsets, together, write

@@ -13,7 +13,7 @@ from gevent import socket as green
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queen.db.operations import Claimed, Subscription
+from queen.db.records import Claimed, Subscription
 from queen.engine.hotlist import HotList
 from queen.engine.identifiers import Minter
 from queen.engine.pop import Popped, Popper, PopRequest
