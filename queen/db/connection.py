@@ -64,9 +64,10 @@ class Connection(psycopg.Connection[Any]):
         hub = get_hub()
         if self._watcher is None:
             self._watcher = hub.loop.io(self.pgconn.socket, _READ)
-            self._timer = hub.loop.timer(self.statement_seconds)
-        timer = self._timer if timeout is None else hub.loop.timer(timeout)
-        timer.start(getcurrent().throw, _StatementTimeout)
+            self._timer = hub.loop.timer(self.statement_seconds, self.statement_seconds)
+        timer = self._timer if timeout is None else hub.loop.timer(timeout, timeout)
+        # `again`, since `start` would go on with what the statement before left of the time.
+        timer.again(getcurrent().throw, _StatementTimeout)
         try:
             while True:
                 hub.wait(self._watcher if state == _READ else hub.loop.io(self.pgconn.socket, state))
