@@ -24,6 +24,7 @@ from queen import __version__
 from queen.api.http import Environ, Refusal, Request
 from queen.db import schema
 from queen.db.database import Database, conninfo
+from queen.db.errors import StatementFailed, Unavailable
 from queen.engine.engine import Engine
 from queen.engine.identifiers import DEFAULT_TENANT
 from queen.log import Log
@@ -76,6 +77,7 @@ class Runtime:
         while not self._open_database():
             gevent.sleep(_RETRY_SECONDS)
         engine = Engine(self.settings, self._database)
+        self._read_flags(engine)
         engine.start()
         # What lives as long as the worker need not be looked at again; requests allocate by the hundred.
         gc.collect()
@@ -111,6 +113,13 @@ class Runtime:
         except psycopg.OperationalError as error:
             log.sampled(10, "PostgreSQL is away; trying again", error=str(error).strip())
             return False
+
+    def _read_flags(self, engine: Engine) -> None:
+        """Nobody is served before the flags are known, unless they can't be read: then they are off."""
+        try:
+            engine.flags.read()
+        except (Unavailable, StatementFailed) as error:
+            log.warning("maintenance flags can't be read; taking them as off until they can", error=error)
 
     def _log_configuration(self) -> None:
         s = self.settings

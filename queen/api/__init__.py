@@ -7,7 +7,18 @@ from flask import Blueprint
 
 def blueprints() -> list[Blueprint]:
     """Every blueprint of the broker."""
-    from queen.api import ack, consumer_groups, dead_letters, health, lease, pop, push, queues, transaction
+    from queen.api import (
+        ack,
+        consumer_groups,
+        dead_letters,
+        health,
+        lease,
+        maintenance,
+        pop,
+        push,
+        queues,
+        transaction,
+    )
 
-    modules = (push, pop, ack, lease, transaction, queues, consumer_groups, dead_letters, health)
+    modules = (push, pop, ack, lease, transaction, queues, consumer_groups, dead_letters, maintenance, health)
     return [module.blueprint for module in modules]

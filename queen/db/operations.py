@@ -100,6 +100,8 @@ _CHANGED = Statement(
 )
 _REPAIRS = Statement("hotlist_repairs", "SELECT * FROM queen.log_hotlist_repairs_v1()")
 _FLOW = Statement("queue_flow", "SELECT * FROM queen.log_queue_flow_v1($1::uuid, $2::text)")
+_FLAGS = Statement("system_flags", "SELECT f.key FROM queen.system_flags_v1() f WHERE f.enabled")
+_SET_FLAG = Statement("set_system_flag", "SELECT queen.set_system_flag_v1($1::text, $2::bool)")
 _PING = Statement("ping", "SELECT 1")
 
 _CONTACT_SECONDS = 600.0
@@ -427,6 +429,14 @@ class Operations:
         if not result.ntuples:
             return None
         return Flow(*(binary.read_int4(result.get_value(0, c) or binary.int4(0)) for c in range(3)))
+
+    def flags(self) -> set[str]:
+        """The flags that are on."""
+        result = self._call(_FLAGS, ())
+        return {(result.get_value(r, 0) or b"").decode() for r in range(result.ntuples)}
+
+    def set_flag(self, flag: str, enabled: bool) -> None:
+        self._call(_SET_FLAG, (flag.encode(), binary.boolean(enabled)))
 
 
 def _scan(subscription: Subscription, terms: Terms) -> tuple[bytes, ...]:

@@ -11,6 +11,7 @@ from queen.db.database import Database
 from queen.db.operations import Operations
 from queen.engine.ack import Acker
 from queen.engine.dedup import DedupCache
+from queen.engine.flags import Flag, Flags
 from queen.engine.hotlist import HotList
 from queen.engine.hotlist_scan import HotListScan
 from queen.engine.identifiers import Minter
@@ -31,6 +32,7 @@ class Engine:
         self.settings = settings
         self.database = database
         self.operations = Operations(database)
+        self.flags = Flags(self.operations)
         self.hotlist = HotList()
         self.scan = HotListScan(settings, self.operations, self.hotlist)
         self.leases = Leases(self.operations)
@@ -38,10 +40,13 @@ class Engine:
         dedup = DedupCache(settings.dedup_cache, settings.dedup_cache_mb)
         segments = SegmentCache(self.operations, settings.segment_cache_mb)
         self.pusher = Pusher(settings, self.operations, self.hotlist, minter, dedup, segments)
-        self.popper = Popper(settings, self.operations, self.hotlist, self.scan, minter, self.leases, segments)
+        self.popper = Popper(
+            settings, self.operations, self.flags, self.hotlist, self.scan, minter, self.leases, segments
+        )
         self.acker = Acker(self.operations, self.hotlist)
         self.transactor = Transactor(settings, self.operations, self.hotlist, minter, self.acker)
         self._loops: list[gevent.Greenlet[[], None]] = []
+        self.flags.watch(self._flag_changed)
 
     def start(self) -> None:
         """Starts the loops that keep the hot-list turning."""
@@ -54,6 +59,10 @@ class Engine:
         self.pusher.fusion.drain(max(deadline - time.monotonic(), 0))
         self.acker.fusion.drain(max(deadline - time.monotonic(), 0))
         gevent.killall(self._loops)
+
+    def _flag_changed(self, flag: Flag, enabled: bool) -> None:
+        if flag is Flag.POP_MAINTENANCE and not enabled:
+            self.popper.wake()
 
     def queue_changed(self, tenant: bytes, queue: str) -> None:
         """A queue was configured or deleted: drops what was remembered of it, at once."""

@@ -19,6 +19,7 @@ from queen.db.errors import StatementFailed, Unavailable
 from queen.db.operations import Operations
 from queen.db.records import Claimed, ListPop, Subscription, Terms
 from queen.engine import frames
+from queen.engine.flags import Flags
 from queen.engine.fusion import Fusion
 from queen.engine.hotlist import HotList, Lane, Ring
 from queen.engine.hotlist_scan import HotListScan
@@ -98,6 +99,7 @@ class Popper:
         self,
         settings: Settings,
         operations: Operations,
+        flags: Flags,
         hotlist: HotList,
         scan: HotListScan,
         minter: Minter,
@@ -106,6 +108,7 @@ class Popper:
     ) -> None:
         self._settings = settings
         self._operations = operations
+        self._flags = flags
         self._hotlist = hotlist
         self._scan = scan
         self._minter = minter
@@ -125,6 +128,10 @@ class Popper:
     def stop(self) -> None:
         """Wakes every parked pop; each answers that there is nothing, and no pop parks any more."""
         self.stopping = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Wakes every parked pop, to try again."""
         for parked in list(self._parked):
             parked.wake()
 
@@ -164,6 +171,8 @@ class Popper:
         vain = False
         while True:
             request.client.check()
+            if self._flags.pop_maintenance and not self._sit_out(request, deadline):
+                return None
             terms = Terms(
                 self._minter.mint_text().encode(),
                 request.batch,
@@ -197,6 +206,23 @@ class Popper:
             if vain:
                 empty = 0
 
+    def _sit_out(self, request: PopRequest, deadline: float) -> bool:
+        """Waits for the end of a pop maintenance, claiming nothing; whether there is time left to try.
+
+        A waiting pop that were answered at once would come back at once.
+        """
+        while self._flags.pop_maintenance:
+            left = deadline - time.monotonic()
+            if not request.wait or left <= 0 or self.stopping:
+                return False
+            parked = Parked()
+            self._parked.add(parked)
+            try:
+                parked.sleep(left, request.client)
+            finally:
+                self._parked.discard(parked)
+        return True
+
     def _pause(self, again: float | None, empty: int) -> float:
         if again is None:
             return float(1 << 20)
@@ -211,6 +237,8 @@ class Popper:
         give_up = min(deadline, time.monotonic() + _RETRY_SECONDS)
         raced = False
         while True:
+            if self._flags.pop_maintenance:
+                return [], 0.0  # it began while the database was away
             try:
                 return attempt()
             except Unavailable as error:
@@ -289,6 +317,8 @@ class Popper:
         if not ring.ready:
             return [], None
         self._fill(request, ring)
+        if self._flags.pop_maintenance:
+            return [], None
         width = min(max(2 * request.partitions, 2), _MOST_CANDIDATES)
         taken = self._hotlist.check_out(ring, width, request.batch)
         if not taken:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queen.db.records import Claimed, Subscription
+from queen.engine.flags import Flags
 from queen.engine.hotlist import HotList
 from queen.engine.identifiers import Minter
 from queen.engine.pop import Popped, Popper, PopRequest
@@ -265,7 +266,8 @@ class Bench:
     def __init__(self) -> None:
         self.trials = Trials()
         self.hotlist = HotList()
-        parts: list[Any] = [Settings(), self.trials, self.hotlist, None, Minter(), None, Frames()]
+        flags = Flags(self.trials)  # type: ignore[arg-type]
+        parts: list[Any] = [Settings(), self.trials, flags, self.hotlist, None, Minter(), None, Frames()]
         self.popper = Popper(*parts)
 
     def pop(self, wait: bool = True) -> Popped | None:
