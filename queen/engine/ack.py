@@ -19,6 +19,7 @@ from queen.db.errors import StatementFailed, Unavailable
 from queen.db.operations import Operations
 from queen.db.records import Acked, AckWrite, DeadLetter
 from queen.engine import frames
+from queen.engine.admission import Admission
 from queen.engine.fusion import Fusion
 from queen.engine.hotlist import HotList
 from queen.engine.identifiers import QUEUE_MODE, parse_uuid
@@ -108,8 +109,9 @@ Key = tuple[bytes, bytes]  # partition id, group
 class Acker:
     """The ack path of one worker."""
 
-    def __init__(self, operations: Operations, hotlist: HotList, tenancy: bool = False) -> None:
+    def __init__(self, operations: Operations, hotlist: HotList, admission: Admission, tenancy: bool = False) -> None:
         self._operations = operations
+        self._admission = admission
         self._hotlist = hotlist
         self._tenancy = tenancy
         self.fusion: Fusion[Key, AckGroup] = Fusion(self._flush, _BUNDLE, _INFLIGHT)
@@ -119,10 +121,14 @@ class Acker:
         results = [_FAILED] * len(items)
         groups = self.grouped(tenant, items, results)
         call = AckCall(len(groups))
-        for group in groups:
-            group.call = call
-            self.fusion.submit((group.write.partition_id, group.write.group), group)
-        call.wait()
+        self._admission.consuming += 1
+        try:
+            for group in groups:
+                group.call = call
+                self.fusion.submit((group.write.partition_id, group.write.group), group)
+            call.wait()
+        finally:
+            self._admission.consuming -= 1
         for group in groups:
             for position, result in zip(group.positions, self.results(group), strict=True):
                 results[position] = result

@@ -10,6 +10,7 @@ import gevent
 from queen.db.database import Database
 from queen.db.operations import Operations
 from queen.engine.ack import Acker
+from queen.engine.admission import Admission
 from queen.engine.dedup import DedupCache
 from queen.engine.flags import Flag, Flags
 from queen.engine.hotlist import HotList
@@ -39,11 +40,12 @@ class Engine:
         minter = Minter()
         dedup = DedupCache(settings.dedup_cache, settings.dedup_cache_mb)
         segments = SegmentCache(self.operations, settings.segment_cache_mb)
-        self.pusher = Pusher(settings, self.operations, self.hotlist, minter, dedup, segments)
+        admission = Admission(settings.push_queue_kb)
+        self.pusher = Pusher(settings, self.operations, self.hotlist, minter, dedup, segments, admission)
         self.popper = Popper(
-            settings, self.operations, self.flags, self.hotlist, self.scan, minter, self.leases, segments
+            settings, self.operations, self.flags, self.hotlist, self.scan, minter, self.leases, segments, admission
         )
-        self.acker = Acker(self.operations, self.hotlist)
+        self.acker = Acker(self.operations, self.hotlist, admission)
         self.transactor = Transactor(settings, self.operations, self.hotlist, minter, self.acker)
         self._loops: list[gevent.Greenlet[[], None]] = []
         self.flags.watch(self._flag_changed)

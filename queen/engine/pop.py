@@ -19,6 +19,7 @@ from queen.db.errors import StatementFailed, Unavailable
 from queen.db.operations import Operations
 from queen.db.records import Claimed, ListPop, Subscription, Terms
 from queen.engine import frames
+from queen.engine.admission import Admission
 from queen.engine.flags import Flags
 from queen.engine.fusion import Fusion
 from queen.engine.hotlist import HotList, Lane, Ring
@@ -105,6 +106,7 @@ class Popper:
         minter: Minter,
         leases: Leases,
         segments: SegmentCache,
+        admission: Admission,
     ) -> None:
         self._settings = settings
         self._operations = operations
@@ -114,6 +116,7 @@ class Popper:
         self._minter = minter
         self._leases = leases
         self._segments = segments
+        self._admission = admission
         bundle = _BUNDLE if settings.pop_fusion else 1
         inflight = _INFLIGHT if settings.pop_fusion else 1 << 30
         self.fusion: Fusion[int, ClaimJob] = Fusion(self._flush, bundle, inflight)
@@ -182,7 +185,11 @@ class Popper:
             )
             probe = empty > 0 and not vain and self._settings.pop_pending_gate
             wakes = gate.wakes
-            claims, again = self._attempt(partial(attempt, terms, probe), request, deadline)
+            self._admission.consuming += 1
+            try:
+                claims, again = self._attempt(partial(attempt, terms, probe), request, deadline)
+            finally:
+                self._admission.consuming -= 1
             if claims:
                 return self._given(request, terms, claims, lane)
             left = deadline - time.monotonic()

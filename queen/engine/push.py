@@ -112,13 +112,14 @@ class Pusher:
         minter: Minter,
         dedup: DedupCache,
         segments: SegmentCache,
+        admission: Admission,
     ) -> None:
         self._operations = operations
         self._segments = segments
         self._hotlist = hotlist
         self._minter = minter
         self._level = settings.zstd_level
-        self.admission = Admission(settings.push_queue_kb)
+        self.admission = admission
         self.dedup = dedup
         self.fusion: Fusion[Key, Group] = Fusion(self._flush, settings.bundle_max, settings.fusion_max_inflight)
 

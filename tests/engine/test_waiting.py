@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queen.db.records import Claimed, Subscription
+from queen.engine.admission import Admission
 from queen.engine.flags import Flags
 from queen.engine.hotlist import HotList
 from queen.engine.identifiers import Minter
@@ -267,7 +268,7 @@ class Bench:
         self.trials = Trials()
         self.hotlist = HotList()
         flags = Flags(self.trials)  # type: ignore[arg-type]
-        parts: list[Any] = [Settings(), self.trials, flags, self.hotlist, None, Minter(), None, Frames()]
+        parts: list[Any] = [Settings(), self.trials, flags, self.hotlist, None, Minter(), None, Frames(), Admission(1)]
         self.popper = Popper(*parts)
 
     def pop(self, wait: bool = True) -> Popped | None:
