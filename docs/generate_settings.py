@@ -18,6 +18,7 @@ _SECTIONS = {
     "pop_timeout_ms": "Pops and long polls",
     "zstd_level": "Writing and reading",
     "hotlist": "Candidates for pops",
+    "run_dir": "Mesh and sibling workers",
 }
 
 _HEAD = """\

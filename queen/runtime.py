@@ -27,6 +27,7 @@ from queen.db.database import Database, conninfo
 from queen.db.errors import StatementFailed, Unavailable
 from queen.engine.engine import Engine
 from queen.engine.identifiers import DEFAULT_TENANT
+from queen.engine.siblings import RunDirectoryError
 from queen.log import Log
 from queen.settings import Settings
 
@@ -77,6 +78,11 @@ class Runtime:
         while not self._open_database():
             gevent.sleep(_RETRY_SECONDS)
         engine = Engine(self.settings, self._database)
+        try:
+            engine.siblings.start()
+        except RunDirectoryError as error:
+            log.error(f"FATAL: {error}")
+            os._exit(FATAL_STATUS)
         self._read_flags(engine)
         engine.start()
         # What lives as long as the worker need not be looked at again; requests allocate by the hundred.
@@ -152,6 +158,7 @@ class Runtime:
         for connection in list(self.idle.values()):
             _end_of_requests(connection)
         if self._engine is not None:
+            self._engine.siblings.stop()
             self._engine.stop()
         shutdown_log.info("shutdown complete", elapsed_ms=int((time.monotonic() - started) * 1000))
 

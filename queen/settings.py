@@ -120,6 +120,11 @@ class Settings:
         "QUEEN_HOTLIST_IDLE_SWEEP_MS", 300_000, "forget a queue nobody popped for this long; 0: never", 0
     )
 
+    # Mesh and sibling workers
+    run_dir: str = _setting(
+        "QUEEN_RUN_DIR", "", "where the workers of one broker meet; default: $RUNTIME_DIRECTORY, else a temporary one"
+    )
+
     warnings: tuple[str, ...] = ()
 
     @classmethod

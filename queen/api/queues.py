@@ -37,7 +37,7 @@ def configure(request: Request) -> Answer:
 def delete(request: Request, queue: str) -> Answer:
     """Deletes a queue with everything in it. One that doesn't exist is no error: clients tidy up so."""
     existed = administration.delete_queue(request.engine.database, request.tenant, queue)
-    request.engine.queue_changed(request.tenant, queue)
+    request.engine.queue_changed(request.tenant, queue, deleted=True)
     answer: dict[str, Any] = {"deleted": existed, "queue": queue, "existed": existed}
     if not existed:
         answer["message"] = "Queue not found, nothing was deleted"

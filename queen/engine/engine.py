@@ -13,6 +13,7 @@ from queen.engine.ack import Acker
 from queen.engine.admission import Admission
 from queen.engine.dedup import DedupCache
 from queen.engine.flags import Flag, Flags
+from queen.engine.hints import Hints
 from queen.engine.hotlist import HotList
 from queen.engine.hotlist_scan import HotListScan
 from queen.engine.identifiers import Minter
@@ -20,6 +21,7 @@ from queen.engine.leases import Leases
 from queen.engine.pop import Popper
 from queen.engine.push import Pusher
 from queen.engine.segments import SegmentCache
+from queen.engine.siblings import Siblings
 from queen.engine.transaction import Transactor
 from queen.settings import Settings
 
@@ -36,17 +38,26 @@ class Engine:
         self.flags = Flags(self.operations)
         self.hotlist = HotList()
         self.scan = HotListScan(settings, self.operations, self.hotlist)
+        self.siblings = Siblings(settings.run_dir)
+        self.hints = Hints(
+            self.operations,
+            self.flags,
+            self.hotlist,
+            self.scan,
+            self.forget_queue,
+            walks=settings.hotlist_reseed_full_ms > 0,
+        )
         self.leases = Leases(self.operations)
         minter = Minter()
         dedup = DedupCache(settings.dedup_cache, settings.dedup_cache_mb)
         segments = SegmentCache(self.operations, settings.segment_cache_mb)
         admission = Admission(settings.push_queue_kb)
-        self.pusher = Pusher(settings, self.operations, self.hotlist, minter, dedup, segments, admission)
+        self.pusher = Pusher(settings, self.operations, self.hotlist, self.hints, minter, dedup, segments, admission)
         self.popper = Popper(
             settings, self.operations, self.flags, self.hotlist, self.scan, minter, self.leases, segments, admission
         )
         self.acker = Acker(self.operations, self.hotlist, admission)
-        self.transactor = Transactor(settings, self.operations, self.hotlist, minter, self.acker)
+        self.transactor = Transactor(settings, self.operations, self.hotlist, self.hints, minter, self.acker)
         self._loops: list[gevent.Greenlet[[], None]] = []
         self.flags.watch(self._flag_changed)
 
@@ -66,17 +77,20 @@ class Engine:
         if flag is Flag.POP_MAINTENANCE and not enabled:
             self.popper.wake()
 
-    def queue_changed(self, tenant: bytes, queue: str) -> None:
-        """A queue was configured or deleted: drops what was remembered of it, at once."""
+    def queue_changed(self, tenant: bytes, queue: str, deleted: bool = False) -> None:
+        """A queue was configured or deleted: drops what was remembered of it, here and elsewhere."""
         name = queue.encode()
-        self.pusher.dedup.drop_queue(tenant, name)
-        self.hotlist.forget_queue(tenant, name)
+        self.forget_queue(tenant, name)
+        self.hints.tell_queue(tenant, name, deleted)
+
+    def forget_queue(self, tenant: bytes, queue: bytes) -> None:
+        """Drops what this worker remembers of a queue, at once."""
+        self.pusher.dedup.drop_queue(tenant, queue)
+        self.hotlist.forget_queue(tenant, queue)
 
     def group_moved(self, tenant: bytes, queue: str | None, group: str, partition: str | None) -> None:
         """Cursors of a group were moved or deleted, in one queue or (None) in all of the tenant's."""
-        self.hotlist.group_moved(
-            tenant,
-            None if queue is None else queue.encode(),
-            group.encode(),
-            None if partition is None else partition.encode(),
-        )
+        where = None if queue is None else queue.encode()
+        lane = None if partition is None else partition.encode()
+        self.hotlist.group_moved(tenant, where, group.encode(), lane)
+        self.hints.tell_group(tenant, where, group.encode(), lane)

@@ -123,6 +123,13 @@ class HotList:
             lane = self.lanes[tenant, queue] = Lane((tenant, queue))
         return lane
 
+    def lanes_of(self, tenant: bytes | None, queue: bytes) -> list[Lane]:
+        """The lane of a queue, if it is popped here; without a tenant, those of all that have such a queue."""
+        if tenant is None:
+            return [lane for (_, name), lane in self.lanes.items() if name == queue]
+        lane = self.lanes.get((tenant, queue))
+        return [] if lane is None else [lane]
+
     # Marks
 
     def pushed(self, key: tuple[bytes, bytes, bytes], last_offset: int, messages: int) -> None:
@@ -154,6 +161,19 @@ class HotList:
         if last_offset > known:
             lane.offsets[partition] = last_offset
             self.mark(lane, partition, last_offset - max(known, 0))
+
+    def told(self, tenant: bytes | None, queue: bytes, partition: bytes) -> None:
+        """Another worker or broker tells of a push: a mark, and a wake for pops over namespaces and tasks.
+
+        An empty partition marks nothing: which one it was must be looked up.
+        """
+        if partition:
+            for lane in self.lanes_of(tenant, queue):
+                self.mark(lane, partition, 1)
+        for owner in list(self.discovery) if tenant is None else (tenant,):
+            gate = self.discovery.get(owner)
+            if gate is not None:
+                gate.wake_all()
 
     def mark(self, lane: Lane, partition: bytes, messages: int, group: bytes | None = None) -> None:
         """Marks a partition for all groups, or for one whose cursor was moved back."""

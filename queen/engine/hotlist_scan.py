@@ -8,8 +8,10 @@ since a cursor that moved backwards writes to no partition; now and then a ring 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 
 import gevent
+from gevent.event import Event
 
 from queen.db.errors import StatementFailed, Unavailable
 from queen.db.operations import Operations
@@ -24,6 +26,7 @@ _PAGE = 10_000
 _PAGES = 200
 _FLOW_SECONDS = 30.0
 _ACTIVE_SECONDS = 5.0
+_LOOK_SECONDS = 0.05  # the shortest time between two scans that were asked for
 # last_write_at is rewritten only when it is a second old, and a transaction may commit a while after it.
 _LATE_MICROSECONDS = 10_000_000
 
@@ -40,13 +43,20 @@ class HotListScan:
         self._sweep_seconds = settings.hotlist_idle_sweep_ms / 1000
         self._since: int | None = None
         self._repairs: dict[tuple[bytes, bytes, bytes], tuple[int, bytes | None]] = {}
+        self._asked = Event()
         self.scans = 0
         self.reseeds = 0
+
+    def look(self) -> None:
+        """Has the next scan come soon, not when its time has come: there is news of an unknown partition."""
+        self._asked.set()
 
     def run(self) -> None:
         swept = time.monotonic()
         while True:
-            gevent.sleep(self._poll_seconds)
+            gevent.sleep(min(_LOOK_SECONDS, self._poll_seconds))
+            self._asked.wait(max(self._poll_seconds - _LOOK_SECONDS, 0))
+            self._asked.clear()
             try:
                 self._changed()
                 self._due_reseeds()
@@ -75,18 +85,21 @@ class HotListScan:
         """Walks every partition of the queue that has something for the group into the ring."""
         self.reseeds += 1
         ring.reseeded = ring.reseeded_full = time.monotonic()
-        tenant, queue = ring.lane.key
+        self._take(ring, self.walk(*ring.lane.key, ring.group))
+
+    def walk(self, tenant: bytes, queue: bytes, group: bytes) -> Iterator[Pending]:
+        """Every partition of a queue that has something for the group, page by page."""
         after: bytes | None = None
         for _ in range(_PAGES):
-            page = self._operations.hotlist_reseed(tenant, queue, ring.group, after, _PAGE)
-            self._take(ring, page)
+            page = self._operations.hotlist_reseed(tenant, queue, group, after, _PAGE)
+            yield from page
             if len(page) < _PAGE:
                 return
             after = page[-1].name
 
-    def _take(self, ring: Ring, page: list[Pending]) -> None:
+    def _take(self, ring: Ring, found: Iterable[Pending]) -> None:
         lane = ring.lane
-        for pending in page:
+        for pending in found:
             lane.offsets[pending.name] = max(pending.last_offset, lane.offsets.get(pending.name, -1))
             if pending.name not in ring.entries:
                 self._hotlist.mark(lane, pending.name, 1, ring.group)

@@ -23,6 +23,7 @@ from queen.engine.admission import Admission
 from queen.engine.dedup import DedupCache, Key
 from queen.engine.frames import encode_frame
 from queen.engine.fusion import Fusion
+from queen.engine.hints import Hints
 from queen.engine.hotlist import HotList
 from queen.engine.identifiers import NO_MESSAGE, Minter, uuid_text
 from queen.engine.segments import SegmentCache
@@ -109,6 +110,7 @@ class Pusher:
         settings: Settings,
         operations: Operations,
         hotlist: HotList,
+        hints: Hints,
         minter: Minter,
         dedup: DedupCache,
         segments: SegmentCache,
@@ -117,6 +119,7 @@ class Pusher:
         self._operations = operations
         self._segments = segments
         self._hotlist = hotlist
+        self._hints = hints
         self._minter = minter
         self._level = settings.zstd_level
         self.admission = admission
@@ -169,7 +172,9 @@ class Pusher:
                 self._commit(segments)
                 segments = [segment for segment in segments if segment.advance()]
         finally:
-            for _, groups in bundle:
+            for key, groups in bundle:
+                # Whatever came of it: a push may have been committed although its answer was lost.
+                self._hints.tell_push(key)
                 for group in groups:
                     group.request.settled()
 

@@ -10,6 +10,7 @@ from queen.db.operations import Operations
 from queen.db.records import Acked, DeadLetter, SegmentWrite
 from queen.engine import frames
 from queen.engine.ack import Acker, AckGroup, AckItem, ItemResult
+from queen.engine.hints import Hints
 from queen.engine.hotlist import HotList
 from queen.engine.identifiers import Minter, fingerprint
 from queen.settings import Settings
@@ -75,10 +76,17 @@ class Transactor:
     """The transaction path of one worker."""
 
     def __init__(
-        self, settings: Settings, operations: Operations, hotlist: HotList, minter: Minter, acker: Acker
+        self,
+        settings: Settings,
+        operations: Operations,
+        hotlist: HotList,
+        hints: Hints,
+        minter: Minter,
+        acker: Acker,
     ) -> None:
         self._operations = operations
         self._hotlist = hotlist
+        self._hints = hints
         self._minter = minter
         self._acker = acker
         self._level = settings.zstd_level
@@ -118,7 +126,9 @@ class Transactor:
         ]
         bases, outcomes = self._run(tenant, writes, groups, [lease.encode() for lease in leases])
         for write, base in zip(writes, bases, strict=True):
-            self._hotlist.pushed((tenant, write.queue, write.partition), base + write.count - 1, write.count)
+            key = (tenant, write.queue, write.partition)
+            self._hotlist.pushed(key, base + write.count - 1, write.count)
+            self._hints.tell_push(key)
         for group, acked in zip(groups, outcomes, strict=True):
             group.acked = acked
             self._acker.announce(group)
