@@ -128,13 +128,20 @@ class Broker(Flask):
                 self.host.idle[client.fileno()] = client
             return LastAnswer(body, environ, client) if unread and client is not None else [body]
         close = unread or self.host.stopping or _is_last(environ)
-        client.sendall(_head(environ, answer, close) + body)
+        _write(client, _head(environ, answer, close) + body)
         if unread:
             _drain(environ, client)
         if close:
             return _hang_up()
         self.host.idle[client.fileno()] = client
         return HANDLED
+
+
+def _write(client: socket.socket, response: bytes) -> None:
+    """Sends a response. gevent's `sendall` asks the kernel for the buffer's size first, each time."""
+    sent = client.send(response)
+    if sent < len(response):
+        client.sendall(memoryview(response)[sent:])
 
 
 def _hang_up() -> Iterable[bytes]:

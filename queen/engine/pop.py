@@ -173,7 +173,8 @@ class Popper:
         empty = 0
         vain = False
         while True:
-            request.client.check()
+            if empty:
+                request.client.check()
             if self._flags.pop_maintenance and not self._sit_out(request, deadline):
                 return None
             terms = Terms(
