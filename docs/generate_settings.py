@@ -19,6 +19,7 @@ _SECTIONS = {
     "zstd_level": "Writing and reading",
     "hotlist": "Candidates for pops",
     "run_dir": "Mesh and sibling workers",
+    "encryption_key": "Encryption at rest",
 }
 
 _HEAD = """\

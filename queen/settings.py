@@ -11,13 +11,15 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
 _BEYOND = 1 << 63
+_HEX = frozenset("0123456789abcdefABCDEF")
+KEY_DIGITS = 64
 
 
 class SettingsError(Exception):
@@ -43,6 +45,7 @@ class Variable:
     about: str
     minimum: float | None = None
     maximum: float | None = None
+    secret: bool = False
 
 
 def _setting(names: str, default: Any, about: str, minimum: float | None = None, maximum: float | None = None) -> Any:
@@ -51,6 +54,11 @@ def _setting(names: str, default: Any, about: str, minimum: float | None = None,
         default=default,
         metadata={"variable": Variable(tuple(names.split()), kind, about, minimum, maximum)},
     )
+
+
+def _secret(name: str, default: str, about: str) -> Any:
+    """A text that no log line may show."""
+    return field(default=default, metadata={"variable": Variable((name,), "str", about, secret=True)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,7 @@ class Settings:
     pg_host: str = _setting("PG_HOST", "localhost", "host, or several separated by commas")
     pg_port: str = _setting("PG_PORT", "5432", "port, or one per host separated by commas")
     pg_user: str = _setting("PG_USER", "postgres", "user")
-    pg_password: str = _setting("PG_PASSWORD", "postgres", "password")
+    pg_password: str = _secret("PG_PASSWORD", "postgres", "password")
     pg_database: str = _setting("PG_DATABASE PG_DB", "postgres", "database")
     pool_size: int = _setting("DB_POOL_SIZE", 160, "most connections; lowered to what the server offers", 2)
     statement_timeout_ms: int = _setting(
@@ -125,6 +133,17 @@ class Settings:
         "QUEEN_RUN_DIR", "", "where the workers of one broker meet; default: $RUNTIME_DIRECTORY, else a temporary one"
     )
 
+    # Encryption at rest
+    encryption_key: str = _secret("QUEEN_ENCRYPTION_KEY", "", "key of encrypted queues: 64 hexadecimal digits")
+    encryption_keys_old: str = _secret(
+        "QUEEN_ENCRYPTION_KEYS_OLD", "", "former keys, separated by commas, that payloads are still read with"
+    )
+    encryption_required: bool = _setting(
+        "QUEEN_ENCRYPTION_REQUIRED",
+        True,
+        "an unusable key refuses to boot, and what can't be encrypted is refused; otherwise it is stored as it is",
+    )
+
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -145,6 +164,8 @@ class Settings:
         if values.get("strict_boot"):
             errors.extend(warnings)
         errors.extend(_bind_errors(values.get("bind_addr", "")))
+        if values.get("encryption_required", True):
+            errors.extend(_key_errors(values["encryption_key"], values["encryption_keys_old"]))
         if errors:
             raise SettingsError("; ".join(errors))
         values["server_id"] = values["server_id"] or socket.gethostname() or uuid.uuid4().hex
@@ -159,6 +180,21 @@ def _bind_errors(bind_addr: str) -> list[str]:
     if host and (host.startswith("[") or host.count(":") != 1):
         return []
     return [f'QUEEN_BIND_ADDR="{bind_addr}" must be a host without a port (the port is PORT)']
+
+
+def is_key(text: str) -> bool:
+    """Whether a text is a key: 64 hexadecimal digits."""
+    return len(text) == KEY_DIGITS and _HEX.issuperset(text)
+
+
+def _key_errors(key: str, old: str) -> Iterator[str]:
+    """What is wrong with the keys; the value of a secret is not shown."""
+    rule = f"is not {KEY_DIGITS} hexadecimal digits (QUEEN_ENCRYPTION_REQUIRED=false boots without encryption)"
+    if key and not is_key(key):
+        yield f"QUEEN_ENCRYPTION_KEY=<set:{len(key)} chars> {rule}"
+    for number, text in enumerate(map(str.strip, old.split(",")), 1):
+        if text and not is_key(text):
+            yield f"QUEEN_ENCRYPTION_KEYS_OLD: key {number}, <set:{len(text)} chars>, {rule}"
 
 
 def _value(variable: Variable, default: Any, environ: Mapping[str, str], warnings: list[str]) -> Any:

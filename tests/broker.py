@@ -103,6 +103,11 @@ class Broker:
         finally:
             self.kill()
 
+    def wait_exit(self, timeout: float = 40.0) -> int:
+        """Wait until a broker that can't start has ended, and return its exit status."""
+        assert self._process, f"{self.name} doesn't run"
+        return self._process.wait(timeout)
+
     def kill(self) -> None:
         """Kill master and workers at once with SIGKILL."""
         if self._process:

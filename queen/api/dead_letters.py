@@ -10,6 +10,7 @@ from queen.api.database_errors import database_errors
 from queen.api.http import Answer, Request, direct, json_answer, lenient_integer
 from queen.db import administration
 from queen.db.administration import DeadLetter, DeadLetterFilter
+from queen.engine.encryption import Encryption
 
 blueprint = Blueprint("dead_letters", __name__)
 
@@ -30,7 +31,7 @@ def list_dead_letters(request: Request) -> Answer:
     return Answer(
         200,
         b'{"messages":[%s],"pagination":{"limit":%d,"offset":%d},"total":%d}'
-        % (b",".join(map(_message, letters)), limit, offset, len(letters)),
+        % (b",".join([_message(letter, request.engine.encryption) for letter in letters]), limit, offset, len(letters)),
     )
 
 
@@ -87,10 +88,10 @@ def _filter(parameters: dict[str, str]) -> DeadLetterFilter:
     )
 
 
-def _message(letter: DeadLetter) -> bytes:
-    """A dead letter as JSON: the payload joins as it is, since decoding would change it."""
-    payload = "null" if letter.payload is None else letter.payload
-    return f'{letter.fields[:-1]},"data":{payload}}}'.encode()
+def _message(letter: DeadLetter, encryption: Encryption) -> bytes:
+    """A dead letter as JSON: the payload joins as it was sent, since decoding would change it."""
+    payload = b"null" if letter.payload is None else encryption.open(letter.payload.encode())
+    return b'%b,"data":%b}' % (letter.fields[:-1].encode(), payload)
 
 
 def _uuid(text: str) -> UUID | None:

@@ -24,6 +24,7 @@ from queen.api.http import (
 )
 from queen.db.binary import timestamp_text
 from queen.db.records import Subscription
+from queen.engine.encryption import Encryption
 from queen.engine.frames import decode
 from queen.engine.identifiers import QUEUE_MODE, uuid_text
 from queen.engine.pop import Delivery, PopFailed, Popped, PopRequest
@@ -110,7 +111,7 @@ def pop_queue(request: Request, queue: str) -> Answer:
         popped = request.engine.popper.wildcard(asked, queue.encode())
     except PopFailed as error:
         return json_answer({"error": str(error)}, 500)
-    return answer(popped, queue, p.group)
+    return answer(popped, queue, p.group, request.engine.encryption)
 
 
 @blueprint.get("/api/v1/pop/queue/<queue>/partition/<partition>")
@@ -125,7 +126,7 @@ def pop_partition(request: Request, queue: str, partition: str) -> Answer:
         popped = request.engine.popper.pinned(asked, queue.encode(), partition.encode())
     except PopFailed as error:
         return json_answer({"error": str(error)}, 500)
-    return answer(popped, queue, p.group)
+    return answer(popped, queue, p.group, request.engine.encryption)
 
 
 @blueprint.get("/api/v1/pop")
@@ -142,7 +143,7 @@ def pop_discovery(request: Request) -> Answer:
         popped = request.engine.popper.discovery(asked, p.namespace.encode(), p.task.encode())
     except PopFailed as error:
         return json_answer({"error": str(error)}, 500)
-    return answer(popped, "", p.group)
+    return answer(popped, "", p.group, request.engine.encryption)
 
 
 def _check_name(name: str, what: str) -> None:
@@ -153,7 +154,7 @@ def _check_name(name: str, what: str) -> None:
         raise Refusal(400, f"{what} exceeds 255 characters")
 
 
-def answer(popped: Popped | None, queue: str, group: str) -> Answer:
+def answer(popped: Popped | None, queue: str, group: str, encryption: Encryption) -> Answer:
     """The messages of a pop in the order of their claims, joined from bytes; 204 for none."""
     if popped is None:
         return NO_CONTENT
@@ -162,7 +163,7 @@ def answer(popped: Popped | None, queue: str, group: str) -> Answer:
     partitions: dict[bytes, bytes] = {}
     for delivery in popped.deliveries:
         partitions.setdefault(delivery.claim.partition_id, delivery.claim.partition)
-        _render(messages, delivery, popped.lease_id, group_json)
+        _render(messages, delivery, popped.lease_id, group_json, encryption)
     first_id, first_name = next(iter(partitions.items()))
     body = b"".join(
         (
@@ -184,7 +185,7 @@ def answer(popped: Popped | None, queue: str, group: str) -> Answer:
     return Answer(200, body)
 
 
-def _render(messages: list[bytes], delivery: Delivery, lease_id: bytes, group: bytes) -> None:
+def _render(messages: list[bytes], delivery: Delivery, lease_id: bytes, group: bytes, encryption: Encryption) -> None:
     """The messages of one claimed segment: everything but id, keys and payload is the same for all."""
     claim = delivery.claim
     tail = b"".join(
@@ -202,7 +203,10 @@ def _render(messages: list[bytes], delivery: Delivery, lease_id: bytes, group: b
             b"}",
         )
     )
+    opens = encryption.opens
     for message_id, key, payload, trace_id, subject, _ in map(decode, delivery.frames):
+        if opens:
+            payload = encryption.open(payload)
         messages.append(
             b'{"id":"%b","transactionId":%b,"traceId":%b,"data":%b,"producerSub":%b%b'
             % (

@@ -8,6 +8,7 @@ from flask import Blueprint
 from queen.api.bodies import Decoder, check_id, check_item, check_names
 from queen.api.http import Answer, Refusal, Request, direct
 from queen.engine.admission import Overloaded
+from queen.engine.encryption import QueueEncrypted
 from queen.engine.push import Item
 
 blueprint = Blueprint("push", __name__)
@@ -50,5 +51,7 @@ def push(request: Request) -> Answer:
             if not items:
                 return Answer(201, b"[]")
             return Answer(201, _encode(pusher.push(request.tenant, items, request.subject)))
+    except QueueEncrypted as error:
+        raise Refusal(400, str(error)) from None
     except Overloaded as error:
         raise Refusal(503, str(error)) from None

@@ -26,7 +26,15 @@ def configure(request: Request) -> Answer:
     if not isinstance(queue, str):
         raise Refusal(400, "queue is required")
     merge = _merges(body)
-    answer = administration.configure_queue(request.engine.database, request.tenant, queue, _options(body), merge)
+    encryption = request.engine.encryption
+    answer = administration.configure_queue(
+        request.engine.database,
+        request.tenant,
+        queue,
+        _options(body),
+        merge,
+        encryption.enabled or not encryption.required,
+    )
     request.engine.queue_changed(request.tenant, queue)
     return Answer(200, answer.encode())
 

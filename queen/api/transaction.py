@@ -12,6 +12,7 @@ from queen.api.bodies import Decoder, Masks, check_group, check_id, check_item, 
 from queen.api.http import Answer, Refusal, Request, direct, json_answer
 from queen.db.errors import StatementFailed, Unavailable
 from queen.engine.ack import AckItem
+from queen.engine.encryption import QueueEncrypted
 from queen.engine.identifiers import QUEUE_MODE, Minter, parse_uuid
 from queen.engine.push import DEFAULT_PARTITION
 from queen.engine.transaction import Push, TransactionRefused
@@ -107,6 +108,8 @@ def transaction(request: Request) -> Answer:
         done = request.engine.transactor.commit(
             request.tenant, bundle.pushes, bundle.acks, bundle.leases, request.subject
         )
+    except QueueEncrypted as error:
+        raise Refusal(400, str(error)) from None
     except Unavailable:
         return json_answer({"error": "pool"}, 500)
     except StatementFailed as error:

@@ -42,14 +42,17 @@ def ping(database: Database) -> None:
         connection.execute("SELECT 1")
 
 
-def configure_queue(database: Database, tenant: bytes, queue: str, options: Mapping[str, Any], merge: bool) -> str:
+def configure_queue(
+    database: Database, tenant: bytes, queue: str, options: Mapping[str, Any], merge: bool, encrypts: bool
+) -> str:
     """Creates or reconfigures a queue and returns the answer to the client.
 
-    An option that is absent gets its default, or keeps its value in a merge. Raises `psycopg.DataError`
-    for an option that has the wrong type and for a name that is too long.
+    An option that is absent gets its default, or keeps its value in a merge. ``encrypts`` says
+    whether this broker can encrypt. Raises `psycopg.DataError` for an option that has the wrong type, for a
+    name that is too long, and for encryption that can't be done.
     """
-    call = "configure_queue_v1(p_tenant => %s, p_queue => %s, p_options => %s, p_merge => %s)::text"
-    return str(_call(database, call, tenant, queue, codec.dumps(options).decode(), merge))
+    call = "configure_queue_v1(p_tenant => %s, p_queue => %s, p_options => %s, p_merge => %s, p_encrypts => %s)::text"
+    return str(_call(database, call, tenant, queue, codec.dumps(options).decode(), merge, encrypts))
 
 
 def delete_queue(database: Database, tenant: bytes, queue: str) -> bool:

@@ -31,9 +31,14 @@ from queen.db.records import (
 
 _PUSH = Statement(
     "push_multi",
-    "SELECT i, base_offset, created_at, dup_idx, dup_off, partition_id, window_seconds"
+    "SELECT i, base_offset, created_at, dup_idx, dup_off, partition_id, window_seconds, encrypted"
     " FROM queen.log_push_multi_v1($1::uuid[], $2::text[], $3::text[], $4::int[], $5::bytea[], $6::bytea[],"
-    " $7::uuid[], $8::bigint[], $9::int[])",
+    " $7::int[], $8::uuid[], $9::bigint[], $10::int[])",
+)
+_ENCRYPTED = Statement(
+    "encrypted_queues",
+    "SELECT q.name::text FROM queen.queues q"
+    " WHERE q.tenant_id = $1::uuid AND q.name = ANY ($2::text[]) AND q.encryption_enabled",
 )
 _HASHES = Statement("hashes_since", "SELECT * FROM queen.log_hashes_since_v1($1::uuid, $2::bigint, $3::int)")
 _SEGMENT_AT = Statement("segment_at", "SELECT * FROM queen.log_segment_at_v1($1::uuid, $2::bigint)")
@@ -83,8 +88,8 @@ _TRANSACTION = Statement(
     "transaction",
     "SELECT kind, i, items, released, filed, base_offset"
     " FROM queen.log_transaction_v1($1::uuid, $2::text[], $3::text[], $4::int[], $5::bytea[], $6::bytea[],"
-    " $7::uuid[], $8::text[], $9::text[], $10::text[], $11::bytea[], $12::text[], $13::bigint[], $14::uuid[],"
-    " $15::text[], $16::text[], $17::text[], $18::int[], $19::timestamptz[], $20::text[])",
+    " $7::int[], $8::uuid[], $9::text[], $10::text[], $11::text[], $12::bytea[], $13::text[], $14::bigint[],"
+    " $15::uuid[], $16::text[], $17::text[], $18::text[], $19::int[], $20::timestamptz[], $21::text[])",
 )
 _RESEED = Statement(
     "hotlist_reseed",
@@ -128,6 +133,7 @@ class Operations:
                 binary.int4s([s.count for s in segments]),
                 binary.byteas([s.hashes for s in segments]),
                 binary.byteas([s.blob for s in segments]),
+                binary.int4s([int(s.sealed) for s in segments]),
                 binary.uuids([s.vouched for s in segments]),
                 binary.int8s([s.verified for s in segments]),
                 binary.int4s([s.window for s in segments]),
@@ -145,8 +151,14 @@ class Operations:
                 else {},
                 partition_id=get(row, 5) or b"",
                 window=binary.read_int4(get(row, 6) or b""),
+                encrypted=get(row, 7) == binary.TRUE,
             )
         return [w for w in written if w is not None]
+
+    def encrypted_queues(self, tenant: bytes, queues: Sequence[bytes]) -> set[bytes]:
+        """Which of these queues of a tenant are encrypted."""
+        result = self._call(_ENCRYPTED, (tenant, binary.texts(queues)))
+        return {result.get_value(row, 0) or b"" for row in range(result.ntuples)}
 
     def hashes_since(self, partition_id: bytes, offset: int, window: int) -> list[HashRow]:
         """The hash rows that hold offsets from ``offset`` on and are not older than ``window`` seconds."""
@@ -333,6 +345,7 @@ class Operations:
                 binary.int4s([s.count for s in pushes]),
                 binary.byteas([s.hashes for s in pushes]),
                 binary.byteas([s.blob for s in pushes]),
+                binary.int4s([int(s.sealed) for s in pushes]),
                 binary.uuids([a.partition_id for a in acks]),
                 binary.texts([a.group for a in acks]),
                 binary.texts([a.worker for a in acks]),

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class SegmentWrite:
-    """A segment to append to one partition, and what the broker vouches for about its hashes."""
+    """A segment to append to one partition, and what the broker vouches for about its hashes.
+
+    ``sealed`` says that it may be stored in an encrypted queue.
+    """
 
     tenant: bytes
     queue: bytes
@@ -19,6 +22,7 @@ class SegmentWrite:
     count: int
     hashes: bytes
     blob: bytes
+    sealed: bool = False
     vouched: bytes | None = None
     verified: int = -1
     window: int = 0
@@ -26,13 +30,17 @@ class SegmentWrite:
 
 @dataclass(slots=True)
 class SegmentWritten:
-    """Where a segment went (``base``), or which of its frames are duplicates and of which offsets."""
+    """Where a segment went (``base``), or which of its frames are duplicates and of which offsets.
+
+    Neither, when its queue is encrypted and the segment was not sealed.
+    """
 
     base: int | None
     created_at: int
     duplicates: dict[int, int]
     partition_id: bytes
     window: int
+    encrypted: bool = False
 
 
 @dataclass(slots=True)

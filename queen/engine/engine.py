@@ -12,6 +12,7 @@ from queen.db.operations import Operations
 from queen.engine.ack import Acker
 from queen.engine.admission import Admission
 from queen.engine.dedup import DedupCache
+from queen.engine.encryption import Encryption
 from queen.engine.flags import Flag, Flags
 from queen.engine.hints import Hints
 from queen.engine.hotlist import HotList
@@ -36,6 +37,7 @@ class Engine:
         self.database = database
         self.operations = Operations(database)
         self.flags = Flags(self.operations)
+        self.encryption = Encryption(settings)
         self.hotlist = HotList()
         self.scan = HotListScan(settings, self.operations, self.hotlist)
         self.siblings = Siblings(settings.run_dir)
@@ -52,12 +54,16 @@ class Engine:
         dedup = DedupCache(settings.dedup_cache, settings.dedup_cache_mb)
         segments = SegmentCache(self.operations, settings.segment_cache_mb)
         admission = Admission(settings.push_queue_kb)
-        self.pusher = Pusher(settings, self.operations, self.hotlist, self.hints, minter, dedup, segments, admission)
+        self.pusher = Pusher(
+            settings, self.operations, self.hotlist, self.hints, minter, dedup, segments, admission, self.encryption
+        )
         self.popper = Popper(
             settings, self.operations, self.flags, self.hotlist, self.scan, minter, self.leases, segments, admission
         )
         self.acker = Acker(self.operations, self.hotlist, admission)
-        self.transactor = Transactor(settings, self.operations, self.hotlist, self.hints, minter, self.acker)
+        self.transactor = Transactor(
+            settings, self.operations, self.hotlist, self.hints, minter, self.acker, self.encryption
+        )
         self._loops: list[gevent.Greenlet[[], None]] = []
         self.flags.watch(self._flag_changed)
 
@@ -86,6 +92,7 @@ class Engine:
     def forget_queue(self, tenant: bytes, queue: bytes) -> None:
         """Drops what this worker remembers of a queue, at once."""
         self.pusher.dedup.drop_queue(tenant, queue)
+        self.encryption.forget((tenant, queue))
         self.hotlist.forget_queue(tenant, queue)
 
     def group_moved(self, tenant: bytes, queue: str | None, group: str, partition: str | None) -> None:

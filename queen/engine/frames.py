@@ -74,6 +74,11 @@ def encode_frame(
     return _LENGTH.pack(len(data)) + data
 
 
+def is_encrypted(frame: bytes) -> bool:
+    """Whether an encoded frame says that its payload is sealed."""
+    return bool(frame[4] & ENCRYPTED)
+
+
 def pack(frames: Sequence[bytes], level: int) -> bytes:
     """The blob of encoded frames, compressed at ``level`` when that makes it smaller (0: never)."""
     data = b"".join(frames)

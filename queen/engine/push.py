@@ -8,6 +8,7 @@ with the commit: queued, duplicate with the original's id, or failed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -21,6 +22,7 @@ from queen.db.records import SegmentWrite, SegmentWritten
 from queen.engine import frames
 from queen.engine.admission import Admission
 from queen.engine.dedup import DedupCache, Key
+from queen.engine.encryption import Encryption, QueueEncrypted
 from queen.engine.frames import encode_frame
 from queen.engine.fusion import Fusion
 from queen.engine.hints import Hints
@@ -63,10 +65,14 @@ class Outcome(msgspec.Struct, gc=False):
 
 @dataclass(slots=True)
 class Group:
-    """The frames of one request for one partition, and where their outcomes go."""
+    """The frames of one request for one partition, and where their outcomes go.
+
+    ``sealed`` tells that the payloads are in envelopes.
+    """
 
     key: Key
     request: PushRequest
+    sealed: bool = False
     outcomes: list[Outcome] = field(default_factory=list)
     frames: list[bytes] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
@@ -75,10 +81,11 @@ class Group:
 class PushRequest:
     """One push call: its outcomes by position, and the event that all its groups are settled."""
 
-    __slots__ = ("_done", "_left", "followers", "outcomes")
+    __slots__ = ("_done", "_left", "followers", "outcomes", "refused")
 
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
+        self.refused: str | None = None  # an encrypted queue that nothing could be stored in
         self.followers: dict[int, int] = {}  # item that repeats one -> the item it repeats
         self._left = 0
         self._done = Event()
@@ -115,12 +122,14 @@ class Pusher:
         dedup: DedupCache,
         segments: SegmentCache,
         admission: Admission,
+        encryption: Encryption,
     ) -> None:
         self._operations = operations
         self._segments = segments
         self._hotlist = hotlist
         self._hints = hints
         self._minter = minter
+        self._encryption = encryption
         self._level = settings.zstd_level
         self.admission = admission
         self.dedup = dedup
@@ -129,27 +138,49 @@ class Pusher:
     def push(self, tenant: bytes, items: Sequence[Item], subject: bytes | None) -> list[Outcome]:
         """Stores items and waits for the commits; one outcome per item, in their order.
 
-        Raises nothing: what could not be stored is ``failed``.
+        What could not be stored is ``failed``. Raises only `QueueEncrypted`, and then nothing was stored.
         """
+        if not self._encryption.enabled and self._encryption.required:
+            self._check_flags(tenant, items)
         request = PushRequest()
         groups = self._group(request, tenant, items, subject)
         request.expect(len(groups))
         for group in groups:
             self.fusion.submit(group.key, group)
-        return request.wait()
+        outcomes = request.wait()
+        if request.refused is not None and all(outcome.status == FAILED for outcome in outcomes):
+            raise QueueEncrypted(request.refused)
+        return outcomes
+
+    def _check_flags(self, tenant: bytes, items: Sequence[Item]) -> None:
+        """Refuses a request for several queues while nothing of it is stored; SQL refuses one for a single queue.
+
+        Asks the database only about queues that are not known to be unencrypted.
+        """
+        queues = {item.queue for item in items}
+        if len(queues) == 1:
+            return
+        unsure = [name for name in (q.encode() for q in queues) if self._encryption.flag((tenant, name)) is not False]
+        if unsure:
+            with suppress(Unavailable, StatementFailed):  # then the push will fail by itself
+                for name in self._operations.encrypted_queues(tenant, unsure):
+                    raise QueueEncrypted(name.decode())
 
     def _group(self, request: PushRequest, tenant: bytes, items: Sequence[Item], subject: bytes | None) -> list[Group]:
         """Mints ids, folds repeats within the request, and encodes a frame for every other item."""
         groups: dict[tuple[str, str], tuple[Group, dict[str, int]]] = {}
         outcomes = request.outcomes
         ids, texts = self._minter.mint_many(len(items))
+        encryption = self._encryption if self._encryption.enabled else None
         where: tuple[str, str] | None = None
         for index, item in enumerate(items):
             here = (item.queue, DEFAULT_PARTITION if item.partition is None else item.partition)
             if here != where:
                 where = here
                 if here not in groups:
-                    groups[here] = (Group((tenant, here[0].encode(), here[1].encode()), request), {})
+                    name = here[0].encode()
+                    sealed = encryption is not None and bool(encryption.flag((tenant, name)))
+                    groups[here] = (Group((tenant, name, here[1].encode()), request, sealed), {})
                 group, seen = groups[here]
             key = texts[index] if item.transaction_id is None else item.transaction_id
             outcome = Outcome(index, texts[index], key, here[0])
@@ -161,7 +192,10 @@ class Pusher:
             transaction_id = key.encode()
             group.outcomes.append(outcome)
             group.hashes.append(blake2b(transaction_id, digest_size=16).digest())  # `fingerprint`, inlined
-            group.frames.append(encode_frame(ids[index], transaction_id, bytes(item.payload), subject))
+            frame = encode_frame(ids[index], transaction_id, bytes(item.payload), subject)
+            if group.sealed:
+                frame = self._encryption.seal_frame(frame)
+            group.frames.append(frame)
         return [group for group, _ in groups.values()]
 
     def _flush(self, bundle: list[tuple[Key, list[Group]]]) -> None:
@@ -207,6 +241,7 @@ class Pusher:
                 len(segment.hashes),
                 b"".join(segment.hashes),
                 frames.pack(segment.frames, self._level),
+                segment.sealed,
                 vouch.partition_id,
                 vouch.verified,
                 vouch.window,
@@ -223,8 +258,21 @@ class Pusher:
                 self._remember(segment, written)
                 self._hotlist.pushed(segment.key, end, len(segment.hashes))
         for segment, written in judged:
-            if written.base is None:
+            self._encryption.learn(segment.key[:2], written.encrypted)
+            if written.base is None and not written.duplicates:
+                self._seal(segment)
+            elif written.base is None:
                 segment.duplicates(self._originals(written))
+
+    def _seal(self, segment: Segment) -> None:
+        """The queue is encrypted, which its pushers did not know: what stands in plain text is sealed now."""
+        if self._encryption.enabled:
+            segment.seal(self._encryption)
+        elif self._encryption.required:
+            segment.refused()
+        else:
+            log.sampled(10, "encryption failed; stored plaintext", queue=segment.key[1].decode())
+            segment.sealed = True
 
     def _remember(self, segment: Segment, written: SegmentWritten) -> None:
         wanted = self.dedup.pushed(segment.key, written, segment.hashes)
@@ -264,10 +312,12 @@ class Segment:
     the segment is cut in front of the second one, and SQL judges it with the next write.
     """
 
-    __slots__ = ("_rest", "frames", "hashes", "key", "outcomes")
+    __slots__ = ("_requests", "_rest", "frames", "hashes", "key", "outcomes", "sealed")
 
     def __init__(self, key: Key, groups: list[Group]) -> None:
         self.key = key
+        self.sealed = all(group.sealed for group in groups)
+        self._requests = [group.request for group in groups]
         self.frames = [frame for group in groups for frame in group.frames]
         self.hashes = [h for group in groups for h in group.hashes]
         self.outcomes = [outcome for group in groups for outcome in group.outcomes]
@@ -294,6 +344,20 @@ class Segment:
         for outcome in self.outcomes:
             outcome.status = QUEUED
         self.outcomes = []
+
+    def seal(self, encryption: Encryption) -> None:
+        """Puts every payload that is not in an envelope into one, also of what stands behind."""
+        self.sealed = True
+        self.frames = [encryption.seal_frame(frame) for frame in self.frames]
+        if self._rest is not None:
+            frames, hashes, outcomes = self._rest
+            self._rest = ([encryption.seal_frame(frame) for frame in frames], hashes, outcomes)
+
+    def refused(self) -> None:
+        """Nothing may be stored, since the queue is encrypted and the broker has no key."""
+        for request in self._requests:
+            request.refused = self.key[1].decode()
+        self.failed()
 
     def failed(self) -> None:
         """Nothing of this segment is stored, nor of what stands behind it."""

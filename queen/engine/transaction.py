@@ -10,18 +10,24 @@ from queen.db.operations import Operations
 from queen.db.records import Acked, DeadLetter, SegmentWrite
 from queen.engine import frames
 from queen.engine.ack import Acker, AckGroup, AckItem, ItemResult
+from queen.engine.encryption import Encryption, QueueEncrypted
 from queen.engine.hints import Hints
 from queen.engine.hotlist import HotList
 from queen.engine.identifiers import Minter, fingerprint
+from queen.log import Log
 from queen.settings import Settings
 
 _DEAD_LETTER_WANTED = "QT002"
+_ENCRYPTED = "QE001"
 _REASONS = {
     "23505": "duplicate",
     "QT001": "ack_rejected",
     "22023": "bad_request",
     "22001": "payload_too_large",
 }
+
+
+log = Log("push")
 
 
 class TransactionRefused(Exception):
@@ -67,6 +73,7 @@ class _Lane:
 
     queue: bytes
     partition: bytes
+    sealed: bool = False
     frames: list[bytes] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     first: dict[bytes, PushedItem] = field(default_factory=dict)
@@ -83,12 +90,14 @@ class Transactor:
         hints: Hints,
         minter: Minter,
         acker: Acker,
+        encryption: Encryption,
     ) -> None:
         self._operations = operations
         self._hotlist = hotlist
         self._hints = hints
         self._minter = minter
         self._acker = acker
+        self._encryption = encryption
         self._level = settings.zstd_level
 
     def commit(
@@ -99,7 +108,8 @@ class Transactor:
         leases: Sequence[str],
         subject: bytes | None,
     ) -> Committed:
-        """Commits, or raises `TransactionRefused`; raises `Unavailable` without a connection.
+        """Commits, or raises `TransactionRefused`; raises `Unavailable` without a connection, and
+        `QueueEncrypted` when a queue is encrypted and there is no key.
 
         ``leases`` are those the request names anywhere: an ack without one of its own is taken under
         the lease on its cursor, if that is one of them.
@@ -113,21 +123,13 @@ class Transactor:
                     f"QTXN ack references partition {ack.partition_id} not owned by this tenant",
                     "ack_rejected",
                 )
-        writes = [
-            SegmentWrite(
-                tenant,
-                lane.queue,
-                lane.partition,
-                len(lane.frames),
-                b"".join(lane.hashes),
-                frames.pack(lane.frames, self._level),
-            )
-            for lane in lanes
-        ]
-        bases, outcomes = self._run(tenant, writes, groups, [lease.encode() for lease in leases])
-        for write, base in zip(writes, bases, strict=True):
-            key = (tenant, write.queue, write.partition)
-            self._hotlist.pushed(key, base + write.count - 1, write.count)
+        for lane in lanes:
+            if self._encryption.enabled and self._encryption.flag((tenant, lane.queue)):
+                self._seal(lane)
+        bases, outcomes = self._run(tenant, lanes, groups, [lease.encode() for lease in leases])
+        for lane, base in zip(lanes, bases, strict=True):
+            key = (tenant, lane.queue, lane.partition)
+            self._hotlist.pushed(key, base + len(lane.frames) - 1, len(lane.frames))
             self._hints.tell_push(key)
         for group, acked in zip(groups, outcomes, strict=True):
             group.acked = acked
@@ -154,12 +156,34 @@ class Transactor:
             lane.frames.append(frames.encode_frame(message_id, key, item.payload, subject, item.trace_id))
         return pushed, list(lanes.values())
 
+    def _write(self, tenant: bytes, lane: _Lane) -> SegmentWrite:
+        return SegmentWrite(
+            tenant,
+            lane.queue,
+            lane.partition,
+            len(lane.frames),
+            b"".join(lane.hashes),
+            frames.pack(lane.frames, self._level),
+            lane.sealed,
+        )
+
+    def _seal(self, lane: _Lane) -> None:
+        """Puts the payloads for an encrypted queue into envelopes; raises `QueueEncrypted` without a key."""
+        lane.sealed = True
+        if self._encryption.enabled:
+            lane.frames = [self._encryption.seal_frame(frame) for frame in lane.frames]
+        elif self._encryption.required:
+            raise QueueEncrypted(lane.queue.decode())
+        else:
+            log.sampled(10, "encryption failed; stored plaintext", queue=lane.queue.decode())
+
     def _run(
-        self, tenant: bytes, writes: list[SegmentWrite], groups: list[AckGroup], leases: list[bytes]
+        self, tenant: bytes, lanes: list[_Lane], groups: list[AckGroup], leases: list[bytes]
     ) -> tuple[list[int], list[Acked]]:
-        """Calls until no dead letter is missing: SQL says which message one of the acks gives up."""
+        """Calls until no dead letter is missing and every payload is sealed that must be: SQL says which."""
         letters: list[DeadLetter | None] = [None] * len(groups)
         raced = False
+        writes = [self._write(tenant, lane) for lane in lanes]
         while True:
             try:
                 acks = [group.write for group in groups]
@@ -169,6 +193,14 @@ class Transactor:
             except StatementFailed as error:
                 if error.raced_with_delete and not raced:
                     raced = True
+                    continue
+                if error.sqlstate == _ENCRYPTED:
+                    queue = error.detail.encode()
+                    self._encryption.learn((tenant, queue), True)
+                    for lane in lanes:
+                        if lane.queue == queue and not lane.sealed:
+                            self._seal(lane)
+                    writes = [self._write(tenant, lane) for lane in lanes]
                     continue
                 if error.sqlstate != _DEAD_LETTER_WANTED:
                     raise TransactionRefused(error.message, _REASONS.get(error.sqlstate, "db_error")) from None

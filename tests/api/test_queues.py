@@ -673,10 +673,3 @@ def test_a_queue_of_another_tenant_is_out_of_reach_in_sql(api: Api, name: str) -
     assert api.one("SELECT queen.log_queue_depth_v1(%s, %s, NULL)", stranger, name) is None
     assert api.one("SELECT queen.delete_queue_v1(%s, %s)", name, stranger) is False
     assert api.count("queues", "id = %s", queue) == 1
-
-
-def test_a_queue_that_would_have_to_be_encrypted_is_refused(broker: Broker) -> None:
-    answer = broker.request("POST", "/api/v1/configure", {"queue": "secret", "options": {"encryptionEnabled": True}})
-    assert answer.status == 400
-    assert "QUEEN_ENCRYPTION_KEY" in answer.json()["error"]
-    assert broker.request("GET", "/api/v1/resources/queues/secret").status == 404

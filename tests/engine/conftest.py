@@ -439,7 +439,9 @@ class Lab:
 
         Raises AssertionError when the text isn't there: the breakage must be written anew.
         """
-        source = self.one("SELECT pg_get_functiondef(p.oid) FROM pg_proc p WHERE p.proname = %s", function)
+        source = self.one(
+            "SELECT pg_get_functiondef(p.oid) FROM pg_proc p WHERE p.proname = %s ORDER BY p.pronargs DESC", function
+        )
         changed = source
         for old, new in changes:
             assert old in changed, f"{function} has no {old!r} to break"

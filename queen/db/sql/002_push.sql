@@ -92,18 +92,21 @@ END $$;
 
 -- Appends one segment to each of several partitions in one transaction.
 -- Takes aligned arrays, one entry per partition (each partition once): tenant, queue, partition,
--- message count, hashes (16 bytes a message), blob, and what the caller vouches for: in the partition
--- with the id p_vouched none of the hashes occurs at or below p_verified within p_windows seconds
--- (-1 vouches for nothing, and neither does an id of a partition that was deleted since).
+-- message count, hashes (16 bytes a message), blob, whether its payloads are sealed (1, else 0), and what
+-- the caller vouches for: in the partition with the id p_vouched none of the hashes occurs at or below
+-- p_verified within p_windows seconds (-1 vouches for nothing, and neither does an id of a partition that
+-- was deleted since).
 -- Returns one row per entry, in input order: either base_offset and created_at, or the duplicates
--- (indexes from 0 and their lowest offsets), and then nothing of that entry was written.
+-- (indexes from 0 and their lowest offsets), and then nothing of that entry was written. Neither is it
+-- when the queue is encrypted and the entry not sealed, which is a row with none of these: the flag is
+-- judged here, since what a broker remembers of it may be out of date.
 -- Raises QMULTI and QPUSH errors; any of them rolls back the whole bundle. QP001 means that a queue was
 -- deleted meanwhile: trying again creates it anew.
 CREATE OR REPLACE FUNCTION queen.log_push_multi_v1(
     p_tenants uuid[], p_queues text[], p_partitions text[], p_counts int[], p_hashes bytea[],
-    p_blobs bytea[], p_vouched uuid[], p_verified bigint[], p_windows int[])
+    p_blobs bytea[], p_sealed int[], p_vouched uuid[], p_verified bigint[], p_windows int[])
 RETURNS TABLE (i int, base_offset bigint, created_at timestamptz, dup_idx int[], dup_off bigint[],
-               partition_id uuid, window_seconds int) LANGUAGE plpgsql AS $$
+               partition_id uuid, window_seconds int, encrypted boolean) LANGUAGE plpgsql AS $$
 DECLARE
     v_n int := coalesce(array_length(p_queues, 1), 0);
     v_ord int[];         -- input positions, in ascending partition id
@@ -111,6 +114,7 @@ DECLARE
     v_last bigint[];
     v_start bigint[];
     v_window int[];
+    v_encrypted boolean[];
     v_now timestamptz;
     v_from bigint;
     v_dup_idx int[];
@@ -120,7 +124,7 @@ DECLARE
 BEGIN
     IF coalesce(array_length(p_partitions, 1), 0) <> v_n OR coalesce(array_length(p_counts, 1), 0) <> v_n
        OR coalesce(array_length(p_hashes, 1), 0) <> v_n OR coalesce(array_length(p_blobs, 1), 0) <> v_n
-       OR coalesce(array_length(p_vouched, 1), 0) <> v_n
+       OR coalesce(array_length(p_sealed, 1), 0) <> v_n OR coalesce(array_length(p_vouched, 1), 0) <> v_n
        OR coalesce(array_length(p_verified, 1), 0) <> v_n OR coalesce(array_length(p_windows, 1), 0) <> v_n THEN
         RAISE EXCEPTION 'QMULTI misaligned arrays';
     END IF;
@@ -136,11 +140,13 @@ BEGIN
 
     FOR attempt IN 1 .. 2 LOOP
         -- Lateral steps with OFFSET 0: the planner can't turn them around into a walk of a whole index.
-        SELECT array_agg(x.ord ORDER BY x.id), array_agg(x.id ORDER BY x.id), array_agg(x.win ORDER BY x.id)
-          INTO v_ord, v_ids, v_window
-          FROM (SELECT u.ord::int, p.id, q.win
+        SELECT array_agg(x.ord ORDER BY x.id), array_agg(x.id ORDER BY x.id), array_agg(x.win ORDER BY x.id),
+               array_agg(x.enc ORDER BY x.id)
+          INTO v_ord, v_ids, v_window, v_encrypted
+          FROM (SELECT u.ord::int, p.id, q.win, q.enc
                   FROM unnest(p_tenants, p_queues, p_partitions) WITH ORDINALITY AS u (tenant, queue, part, ord)
-                 CROSS JOIN LATERAL (SELECT t.id, t.dedup_window_seconds AS win FROM queen.queues t
+                 CROSS JOIN LATERAL (SELECT t.id, t.dedup_window_seconds AS win, t.encryption_enabled AS enc
+                                       FROM queen.queues t
                                       WHERE t.tenant_id = u.tenant AND t.name = u.queue OFFSET 0) q
                  CROSS JOIN LATERAL (SELECT t.id FROM queen.log_partitions t
                                       WHERE t.queue_id = q.id AND t.name = u.part OFFSET 0) p) x;
@@ -166,6 +172,18 @@ BEGIN
             RAISE EXCEPTION 'QMULTI partition "%" of queue "%" given twice',
                 p_partitions[v_ord[k]], p_queues[v_ord[k]];
         END IF;
+        IF v_encrypted[k] AND p_sealed[v_ord[k]] <> 1 THEN
+            i := v_ord[k];
+            base_offset := NULL;
+            created_at := NULL;
+            dup_idx := NULL;
+            dup_off := NULL;
+            partition_id := v_ids[k];
+            window_seconds := v_window[k];
+            encrypted := true;
+            RETURN NEXT;
+            CONTINUE;
+        END IF;
         IF v_window[k] > 0 THEN
             v_from := greatest(CASE WHEN p_vouched[v_ord[k]] = v_ids[k] AND p_windows[v_ord[k]] >= v_window[k]
                                     THEN p_verified[v_ord[k]] ELSE -1 END, v_start[k] - 1);
@@ -179,6 +197,7 @@ BEGIN
         i := v_ord[k];
         partition_id := v_ids[k];
         window_seconds := v_window[k];
+        encrypted := v_encrypted[k];
         IF v_dup_idx IS NULL THEN
             v_take := v_take || k;
             v_written := v_written || v_ids[k];

@@ -4,14 +4,15 @@
 -- file (null where none), plus the leases the request carries. Lock order: queues, partitions, cursors.
 -- Returns one row per push ('push', position, base offset) and per ack ('ack', position, letters,
 -- released). Raises, and so rolls everything back:
+--   QE001  QENC  a queue is encrypted and the payloads for it are not sealed; the detail is its name
 --   23505  QDUP  a pushed transaction id is already in its partition's window
 --   QT001  QTXN  an ack was refused, or resolves nowhere, or its partition is another tenant's
 --   QT002  QDEAD an ack dead-letters a message that was not supplied; the detail says which, as
 --          'position:offset'. The caller opens the segment and calls again.
 CREATE OR REPLACE FUNCTION queen.log_transaction_v1(
     p_tenant uuid, p_queues text[], p_partitions text[], p_counts int[], p_hashes bytea[], p_blobs bytea[],
-    p_ack_partitions uuid[], p_ack_groups text[], p_ack_workers text[], p_leases text[], p_ack_hashes bytea[],
-    p_ack_statuses text[], p_dead_offsets bigint[], p_dead_ids uuid[], p_dead_txns text[],
+    p_sealed int[], p_ack_partitions uuid[], p_ack_groups text[], p_ack_workers text[], p_leases text[],
+    p_ack_hashes bytea[], p_ack_statuses text[], p_dead_offsets bigint[], p_dead_ids uuid[], p_dead_txns text[],
     p_dead_payloads text[], p_dead_producers text[], p_dead_encrypted int[],
     p_dead_pushed_at timestamptz[], p_dead_errors text[])
 RETURNS TABLE (kind text, i int, base_offset bigint, items text, released boolean, filed boolean)
@@ -32,11 +33,15 @@ BEGIN
     IF v_n > 0 THEN
         FOR r IN SELECT * FROM queen.log_push_multi_v1(
                 array_fill(p_tenant, ARRAY[v_n]), p_queues, p_partitions, p_counts, p_hashes, p_blobs,
-                array_fill(NULL::uuid, ARRAY[v_n]), array_fill(-1::bigint, ARRAY[v_n]), array_fill(0, ARRAY[v_n]))
+                p_sealed, array_fill(NULL::uuid, ARRAY[v_n]), array_fill(-1::bigint, ARRAY[v_n]),
+                array_fill(0, ARRAY[v_n]))
         LOOP
             IF r.dup_idx IS NOT NULL THEN
                 RAISE EXCEPTION 'QDUP duplicate messages in queue "%" partition "%"; transaction rolled back',
                     p_queues[r.i], p_partitions[r.i] USING ERRCODE = 'unique_violation';
+            ELSIF r.base_offset IS NULL THEN
+                RAISE EXCEPTION 'QENC queue "%" is encrypted; transaction rolled back', p_queues[r.i]
+                    USING ERRCODE = 'QE001', DETAIL = p_queues[r.i];
             END IF;
             kind := 'push';
             i := r.i;

@@ -40,10 +40,12 @@ $$;
 
 -- Creates a queue or rewrites its configuration. An option that is absent or null gets its default; with
 -- p_merge an absent one keeps its value. Merges of one queue take turns on its row.
+-- p_encrypts says whether the calling broker can do what encryptionEnabled asks.
 -- Returns the answer to the client, with the options in force.
--- Raises a data exception for a value that can't be cast, for a name that is too long, and for encryption,
--- which this version can't do.
-CREATE OR REPLACE FUNCTION queen.configure_queue_v1(p_queue text, p_options jsonb, p_tenant uuid, p_merge boolean)
+-- Raises a data exception for a value that can't be cast, for a name that is too long, and for encryption
+-- that the broker can't do.
+CREATE OR REPLACE FUNCTION queen.configure_queue_v1(
+    p_queue text, p_options jsonb, p_tenant uuid, p_merge boolean, p_encrypts boolean)
 RETURNS json LANGUAGE plpgsql AS $$
 DECLARE
     o jsonb := p_options;
@@ -88,7 +90,7 @@ BEGIN
         max_wait_time_seconds = EXCLUDED.max_wait_time_seconds, min_pop_wait_time = EXCLUDED.min_pop_wait_time,
         dedup_window_seconds = EXCLUDED.dedup_window_seconds
     RETURNING q.* INTO v_row;
-    IF v_row.encryption_enabled THEN
+    IF NOT p_encrypts AND queen.option_bool(p_options, 'encryptionEnabled', false) THEN
         -- Rolls the change back: plain text under an encrypted flag is the one thing that must not happen.
         RAISE EXCEPTION 'encryptionEnabled: this broker has no QUEEN_ENCRYPTION_KEY and can''t encrypt payloads'
             USING ERRCODE = 'invalid_parameter_value';
