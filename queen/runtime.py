@@ -28,6 +28,7 @@ from queen.db.errors import StatementFailed, Unavailable
 from queen.engine.engine import Engine
 from queen.engine.identifiers import DEFAULT_TENANT
 from queen.engine.siblings import RunDirectoryError
+from queen.jobs.schedule import Schedule
 from queen.log import Log
 from queen.settings import Settings
 
@@ -51,6 +52,7 @@ class Runtime:
         self.idle: dict[int, socket.socket] = {}
         self._database = Database(settings)
         self._engine: Engine | None = None
+        self._schedule: Schedule | None = None
         self._ready = Event()
         self._started_in = 0
 
@@ -85,6 +87,8 @@ class Runtime:
             os._exit(FATAL_STATUS)
         self._read_flags(engine)
         engine.start()
+        self._schedule = Schedule(self.settings, engine)
+        self._schedule.start()
         # What lives as long as the worker need not be looked at again; requests allocate by the hundred.
         gc.collect()
         gc.freeze()
@@ -160,6 +164,8 @@ class Runtime:
         if self._engine is not None:
             self._engine.siblings.stop()
             self._engine.stop()
+        if self._schedule is not None:
+            self._schedule.stop()
         shutdown_log.info("shutdown complete", elapsed_ms=int((time.monotonic() - started) * 1000))
 
     def stop_on_signals(self) -> None:

@@ -133,6 +133,32 @@ class Settings:
         "QUEEN_RUN_DIR", "", "where the workers of one broker meet; default: $RUNTIME_DIRECTORY, else a temporary one"
     )
 
+    # Jobs
+    retention_interval_ms: int = _setting("RETENTION_INTERVAL", 5000, "how often retention looks for what is due", 1)
+    retention_batch_size: int = _setting(
+        "RETENTION_BATCH_SIZE", 1000, "rows deleted under one lock of a partition; pushes to it wait meanwhile", 1
+    )
+    retention_parallelism: int = _setting("RETENTION_PARALLELISM", 1, "partitions retention works on at a time", 1, 16)
+    retention_due_cap: int = _setting(
+        "QUEEN_RETENTION_DUE_CAP", 0, "partitions looked at in one cycle; 0: batch size x parallelism x 5", 0
+    )
+    retention_safety_walk_ms: int = _setting(
+        "QUEEN_RETENTION_SAFETY_WALK_MS", 86_400_000, "how often every partition's ages are checked; 0: never", 0
+    )
+    metrics_retention_days: int = _setting(
+        "METRICS_RETENTION_DAYS", 90, "how long metrics and the history of retention are kept", 1
+    )
+    partition_cleanup: bool = _setting("QUEEN_PARTITION_CLEANUP_ENABLED", True, "remove partitions left empty")
+    partition_cleanup_days: int = _setting("PARTITION_CLEANUP_DAYS", 30, "how long they must have been idle", 1)
+    stats_interval_ms: int = _setting("STATS_INTERVAL_MS", 10_000, "how often statistics are computed", 1000)
+    retained_bytes_interval_ms: int = _setting(
+        "RETAINED_BYTES_INTERVAL_MS", 600_000, "how often stored bytes are added up, which reads every segment", 1000
+    )
+    metrics_flush_ms: int = _setting("METRICS_FLUSH_MS", 60_000, "how often a worker writes its metrics", 1000)
+    cache_refresh_ms: int = _setting(
+        "QUEEN_CACHE_REFRESH_INTERVAL_MS", 60_000, "how often flags and caches are brought up to date", 1
+    )
+
     # Encryption at rest
     encryption_key: str = _secret("QUEEN_ENCRYPTION_KEY", "", "key of encrypted queues: 64 hexadecimal digits")
     encryption_keys_old: str = _secret(

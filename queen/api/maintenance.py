@@ -112,6 +112,7 @@ def _flip(request: Request, flag: Flag) -> bool:
             outcome = "the database could not store it: nothing was changed, try again when it is back"
         raise Refusal(503, f"{flag} was not set: {outcome} ({error})") from None
     request.engine.hints.tell_flag(flag, enabled)
+    request.engine.hints.tell_flag(flag, enabled)
     log.info("flag set", flag=flag, to=enabled)
     return enabled
 

@@ -101,7 +101,7 @@ _RESEED_WINDOW = Statement(
     " $5::timestamptz, $6::uuid, $7::int)",
 )
 _CHANGED = Statement(
-    "hotlist_changed", "SELECT * FROM queen.log_hotlist_changed_v1($1::uuid[], $2::text[], $3::timestamptz)"
+    "hotlist_changed", "SELECT * FROM queen.log_hotlist_changed_v2($1::uuid[], $2::text[], $3::timestamptz)"
 )
 _REPAIRS = Statement("hotlist_repairs", "SELECT * FROM queen.log_hotlist_repairs_v1()")
 _FLOW = Statement("queue_flow", "SELECT * FROM queen.log_queue_flow_v1($1::uuid, $2::text)")
@@ -424,7 +424,12 @@ class Operations:
         get = result.get_value
         now = binary.read_int8(get(0, 3) or b"")
         return now, [
-            Changed(binary.read_int4(get(r, 0) or b"") - 1, get(r, 1) or b"", binary.read_int8(get(r, 2) or b""))
+            Changed(
+                binary.read_int4(get(r, 0) or b"") - 1,
+                get(r, 1) or b"",
+                binary.read_int8(get(r, 2) or b""),
+                get(r, 4) == binary.TRUE,
+            )
             for r in range(1, result.ntuples)
         ]
 

@@ -146,11 +146,15 @@ class Acked:
 
 @dataclass(slots=True)
 class Changed:
-    """A partition that was written: the position of its queue in the question, name and last offset."""
+    """A partition that was written: the position of its queue in the question, name and last offset.
+
+    ``born``: it is new, and its offsets begin anew, whatever was heard of one with its name.
+    """
 
     queue: int
     name: bytes
     last_offset: int
+    born: bool
 
 
 @dataclass(slots=True)

@@ -155,9 +155,14 @@ class HotList:
         else:
             lane.runs[partition] = (run[0], end)
 
-    def heard(self, lane: Lane, partition: bytes, last_offset: int) -> None:
-        """The database or a peer tells of a partition's last offset: a mark, if it is news."""
+    def heard(self, lane: Lane, partition: bytes, last_offset: int, born: bool = False) -> None:
+        """The database or a peer tells of a partition's last offset: a mark, if it is news.
+
+        One that was ``born`` lately may have had a namesake, which was removed, with higher offsets.
+        """
         known = lane.offsets.get(partition, -1)
+        if born and last_offset < known:
+            known = -1
         if last_offset > known:
             lane.offsets[partition] = last_offset
             self.mark(lane, partition, last_offset - max(known, 0))

@@ -115,7 +115,7 @@ class HotListScan:
         self.scans += 1
         self._since, changes = self._operations.hotlist_changed([lane.key for lane in lanes], since)
         for change in changes:
-            self._hotlist.heard(lanes[change.queue], change.name, change.last_offset)
+            self._hotlist.heard(lanes[change.queue], change.name, change.last_offset, change.born)
         self._repair()
 
     def _repair(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -26,7 +27,7 @@ from queen.engine.hotlist import HotList, Lane, Ring
 from queen.engine.hotlist_scan import HotListScan
 from queen.engine.identifiers import Minter, uuid_text
 from queen.engine.leases import Leases
-from queen.engine.segments import SegmentCache
+from queen.engine.segments import SegmentCache, SegmentGone
 from queen.engine.waiting import Client, Gate, Parked
 from queen.log import Log
 from queen.settings import Settings
@@ -192,7 +193,10 @@ class Popper:
             finally:
                 self._admission.consuming -= 1
             if claims:
-                return self._given(request, terms, claims, lane)
+                given = self._given(request, terms, claims, lane)
+                if given is not None:
+                    return given
+                continue
             left = deadline - time.monotonic()
             if not request.wait or left <= 0 or self.stopping:
                 return None
@@ -265,12 +269,23 @@ class Popper:
             gevent.sleep(_RETRY_PAUSE)
             request.client.check()
 
-    def _given(self, request: PopRequest, terms: Terms, claims: list[Claimed], lane: Lane | None) -> Popped:
-        """Hands a claim over, or back when its client left while it was made."""
-        deliveries = [Delivery(claim, self._frames(claim, lane)) for claim in claims]
+    def _given(self, request: PopRequest, terms: Terms, claims: list[Claimed], lane: Lane | None) -> Popped | None:
+        """Hands a claim over, or back when its client left while it was made.
+
+        What retention deleted meanwhile is left out; None if that was all of it.
+        """
+        deliveries = []
+        for claim in claims:
+            with suppress(SegmentGone):
+                deliveries.append(Delivery(claim, self._frames(claim, lane)))
         if request.auto_ack:
-            return Popped(b"", deliveries)
-        partitions = list(dict.fromkeys(claim.partition_id for claim in claims))
+            return Popped(b"", deliveries) if deliveries else None
+        partitions = list(dict.fromkeys(delivery.claim.partition_id for delivery in deliveries))
+        empty = {claim.partition_id for claim in claims}.difference(partitions)
+        if empty:
+            self._give_back(request, terms, list(empty))
+            if not partitions:
+                return None
         try:
             request.client.check()
         except BaseException:

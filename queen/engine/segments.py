@@ -16,6 +16,10 @@ from queen.engine import frames
 _FRAME_OVERHEAD = 60
 
 
+class SegmentGone(Exception):
+    """Retention deleted a segment between its claim and its delivery."""
+
+
 class SegmentCache:
     """The most recently used segments of one worker, up to a number of bytes."""
 
@@ -45,8 +49,8 @@ class SegmentCache:
     def segment(self, claim: Claimed) -> tuple[Sequence[bytes], bool]:
         """All encoded frames of a claimed segment, and whether they were at hand.
 
-        Raises `BadSegment`, and what `Operations` raises when a segment that was at hand has been
-        dropped meanwhile and has to be fetched after all.
+        Raises `BadSegment`, `SegmentGone`, and what `Operations` raises when a segment that was at hand has
+        been dropped meanwhile and has to be fetched after all.
         """
         key = (claim.partition_id, claim.base)
         found = self._segments.get(key)
@@ -57,7 +61,7 @@ class SegmentCache:
         if blob is None:
             segment = self._operations.segment_at(claim.partition_id, claim.base)
             if segment is None:
-                raise frames.BadSegment("the segment was removed while it was being delivered")
+                raise SegmentGone
             blob = segment[2]
         encoded = frames.split(blob)
         if claim.start + claim.take > len(encoded):

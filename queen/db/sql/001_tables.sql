@@ -53,7 +53,7 @@ ALTER TABLE queen.log_partitions SET (
 CREATE INDEX CONCURRENTLY IF NOT EXISTS idx_log_partitions_oldest_live
     ON queen.log_partitions (queue_id, oldest_live_at) WHERE oldest_live_at IS NOT NULL;
 CREATE INDEX CONCURRENTLY IF NOT EXISTS idx_log_partitions_oldest_txn
-    ON queen.log_partitions (queue_id, oldest_txn_at) WHERE oldest_txn_at IS NOT NULL;
+    ON queen.log_partitions (queue_id, oldest_txn_at) WHERE txns_start < log_start;
 
 -- A segment: the messages of one flush, [base_offset, end_offset], as one blob that SQL never opens.
 -- The primary key is the only index, since every read is a key range or one backward key step.

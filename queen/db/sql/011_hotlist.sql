@@ -36,18 +36,18 @@ $$;
 
 -- Partitions of some queues written since a time: one question for everything a worker has pops parked
 -- on, so that a push whose hint was lost is found within one poll interval. p_since null means now.
--- Returns the position of the queue, the partition and its last offset; and first one row with position
--- 0 whose at is the time to ask from next.
-CREATE OR REPLACE FUNCTION queen.log_hotlist_changed_v1(
+-- Returns the position of the queue, the partition, its last offset and whether it is new since then, when
+-- its offsets began anew; and first one row with position 0 whose at is the time to ask from next.
+CREATE OR REPLACE FUNCTION queen.log_hotlist_changed_v2(
     p_tenants uuid[], p_queues text[], p_since timestamptz)
-RETURNS TABLE (i int, name text, last_offset bigint, at timestamptz) LANGUAGE sql STABLE AS $$
-    SELECT 0, NULL::text, NULL::bigint, statement_timestamp()
+RETURNS TABLE (i int, name text, last_offset bigint, at timestamptz, born boolean) LANGUAGE sql STABLE AS $$
+    SELECT 0, NULL::text, NULL::bigint, statement_timestamp(), false
     UNION ALL
-    SELECT u.i::int, p.name, p.last_offset, NULL::timestamptz
+    SELECT u.i::int, p.name, p.last_offset, NULL::timestamptz, p.born
       FROM unnest(p_tenants, p_queues) WITH ORDINALITY AS u (tenant, queue, i)
      CROSS JOIN LATERAL (SELECT t.id FROM queen.queues t
                           WHERE t.tenant_id = u.tenant AND t.name = u.queue OFFSET 0) q
-     CROSS JOIN LATERAL (SELECT t.name, t.last_offset FROM queen.log_partitions t
+     CROSS JOIN LATERAL (SELECT t.name, t.last_offset, t.created_at >= p_since AS born FROM queen.log_partitions t
                           WHERE t.queue_id = q.id AND t.last_write_at >= p_since OFFSET 0) p
 $$;
 
