@@ -18,7 +18,7 @@ _SECTIONS = {
     "pop_timeout_ms": "Pops and long polls",
     "zstd_level": "Writing and reading",
     "hotlist": "Candidates for pops",
-    "run_dir": "Mesh and sibling workers",
+    "sync_enabled": "Mesh and sibling workers",
     "encryption_key": "Encryption at rest",
 }
 

@@ -25,6 +25,12 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _QUOTED = re.compile('[\\s"\x00-\x1f\x7f-\x9f]')
 
 
+class Quoted(str):
+    """A field's value that is shown in quotes whatever it is: readers of these lines know it so."""
+
+    __slots__ = ()
+
+
 class Log:
     """A logger bound to one target; fields are keyword arguments."""
 
@@ -105,7 +111,7 @@ def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     text = str(value)
-    if text == "" or _QUOTED.search(text):
+    if text == "" or isinstance(value, Quoted) or _QUOTED.search(text):
         return _CONTROL.sub(_escaped, simplejson.dumps(text))
     return text
 

@@ -30,7 +30,8 @@ from queen.engine.identifiers import DEFAULT_TENANT
 from queen.engine.siblings import RunDirectoryError
 from queen.jobs.schedule import Schedule
 from queen.log import Log
-from queen.settings import Settings
+from queen.mesh.node import Mesh
+from queen.settings import Settings, SettingsError
 
 log = Log("boot")
 shutdown_log = Log("shutdown")
@@ -53,6 +54,7 @@ class Runtime:
         self._database = Database(settings)
         self._engine: Engine | None = None
         self._schedule: Schedule | None = None
+        self._mesh: Mesh | None = None
         self._ready = Event()
         self._started_in = 0
 
@@ -82,13 +84,16 @@ class Runtime:
         engine = Engine(self.settings, self._database)
         try:
             engine.siblings.start()
-        except RunDirectoryError as error:
+            mesh = Mesh(self.settings, engine)
+            self._read_flags(engine)
+            engine.start()
+            mesh.start()
+        except (RunDirectoryError, SettingsError) as error:
             log.error(f"FATAL: {error}")
             os._exit(FATAL_STATUS)
-        self._read_flags(engine)
-        engine.start()
         self._schedule = Schedule(self.settings, engine)
         self._schedule.start()
+        self._mesh = mesh
         # What lives as long as the worker need not be looked at again; requests allocate by the hundred.
         gc.collect()
         gc.freeze()
@@ -162,6 +167,8 @@ class Runtime:
         for connection in list(self.idle.values()):
             _end_of_requests(connection)
         if self._engine is not None:
+            if self._mesh is not None:
+                self._mesh.stop()
             self._engine.siblings.stop()
             self._engine.stop()
         if self._schedule is not None:

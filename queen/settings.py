@@ -8,11 +8,13 @@ under ``QUEEN_STRICT_BOOT``.
 
 from __future__ import annotations
 
+import ipaddress
+import math
 import os
 import socket
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 _TRUE = frozenset({"true", "1", "yes", "on"})
@@ -46,13 +48,21 @@ class Variable:
     minimum: float | None = None
     maximum: float | None = None
     secret: bool = False
+    clamp: bool = True  # a number out of bounds becomes the nearest bound, else the default
 
 
-def _setting(names: str, default: Any, about: str, minimum: float | None = None, maximum: float | None = None) -> Any:
+def _setting(
+    names: str,
+    default: Any,
+    about: str,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    clamp: bool = True,
+) -> Any:
     kind = type(default).__name__
     return field(
         default=default,
-        metadata={"variable": Variable(tuple(names.split()), kind, about, minimum, maximum)},
+        metadata={"variable": Variable(tuple(names.split()), kind, about, minimum, maximum, clamp=clamp)},
     )
 
 
@@ -129,6 +139,47 @@ class Settings:
     )
 
     # Mesh and sibling workers
+    sync_enabled: bool = _setting("QUEEN_SYNC_ENABLED", True, "talk to the peers; without any there is no mesh")
+    mesh_peers: str = _setting(
+        "QUEEN_MESH_PEERS QUEEN_UDP_PEERS", "", "the other brokers, host or host:port separated by commas"
+    )
+    mesh_port: int = _setting(
+        "QUEEN_MESH_PORT QUEEN_UDP_NOTIFY_PORT",
+        6633,
+        "TCP port of the mesh; the default when it is out of bounds",
+        1,
+        65535,
+        clamp=False,
+    )
+    mesh_bind_addr: str = _setting(
+        "QUEEN_MESH_BIND_ADDR", "", "mesh listen host, without a port; default: QUEEN_BIND_ADDR"
+    )
+    sync_secret: str = _secret("QUEEN_SYNC_SECRET", "", "what peers must know to connect; empty: nothing")
+    sync_secret_previous: str = _secret(
+        "QUEEN_SYNC_SECRET_PREVIOUS", "", "a second secret that is accepted too, while the first is being replaced"
+    )
+    sync_heartbeat_ms: int = _setting("QUEEN_SYNC_HEARTBEAT_MS", 1000, "how often an idle peer is written to", 1)
+    sync_dead_threshold_ms: int = _setting(
+        "QUEEN_SYNC_DEAD_THRESHOLD_MS", 5000, "silence after which a peer is reported dead", 1
+    )
+    mesh_idle_factor: float = _setting(
+        "QUEEN_MESH_IDLE_FACTOR", 3.0, "a silent connection is closed after so many times that, or 30 s if longer", 1
+    )
+    mesh_max_connections: int = _setting(
+        "QUEEN_MESH_MAX_CONNECTIONS", 64, "accepted mesh connections; each worker of each peer makes one", 1
+    )
+    mesh_allow: str = _setting(
+        "QUEEN_MESH_ALLOW", "any", "who may connect: any, peers, or networks separated by commas"
+    )
+    mesh_replay_guard: str = _setting(
+        "QUEEN_MESH_REPLAY_GUARD", "refuse", "a handshake that was used before, with a secret: refuse, log or off"
+    )
+    mesh_verify_flips: bool = _setting(
+        "QUEEN_MESH_VERIFY_FLIPS", False, "ask the database before a peer's maintenance flip is believed"
+    )
+    mesh_tls_cert: str = _setting("QUEEN_MESH_TLS_CERT", "", "this broker's certificate (PEM file); all three or none")
+    mesh_tls_key: str = _setting("QUEEN_MESH_TLS_KEY", "", "its private key")
+    mesh_tls_ca: str = _setting("QUEEN_MESH_TLS_CA", "", "the authority of every broker's certificate")
     run_dir: str = _setting(
         "QUEEN_RUN_DIR", "", "where the workers of one broker meet; default: $RUNTIME_DIRECTORY, else a temporary one"
     )
@@ -189,23 +240,45 @@ class Settings:
                 errors.append(str(error))
         if values.get("strict_boot"):
             errors.extend(warnings)
-        errors.extend(_bind_errors(values.get("bind_addr", "")))
         if values.get("encryption_required", True):
             errors.extend(_key_errors(values["encryption_key"], values["encryption_keys_old"]))
+        errors.extend(_bind_errors("QUEEN_BIND_ADDR", values.get("bind_addr", ""), "PORT"))
+        if values["mesh_bind_addr"]:
+            errors.extend(_bind_errors("QUEEN_MESH_BIND_ADDR", values["mesh_bind_addr"], "QUEEN_MESH_PORT"))
+        errors.extend(_mesh_errors(values))
         if errors:
             raise SettingsError("; ".join(errors))
         values["server_id"] = values["server_id"] or socket.gethostname() or uuid.uuid4().hex
+        values["mesh_bind_addr"] = values["mesh_bind_addr"] or values["bind_addr"]
         values["subscription_mode"] = (
             "new" if values["subscription_mode"] in ("new", "new-only", "new_only", "newonly") else "all"
         )
         return cls(**values, warnings=tuple(warnings))
 
 
-def _bind_errors(bind_addr: str) -> list[str]:
+def _bind_errors(name: str, bind_addr: str, port: str) -> list[str]:
     host = bind_addr.strip()
     if host and (host.startswith("[") or host.count(":") != 1):
         return []
-    return [f'QUEEN_BIND_ADDR="{bind_addr}" must be a host without a port (the port is PORT)']
+    return [f'{name}="{bind_addr}" must be a host without a port (the port is {port})']
+
+
+def _mesh_errors(values: dict[str, Any]) -> Iterator[str]:
+    """What would leave the mesh more open than was meant."""
+    guard, allow = values["mesh_replay_guard"], values["mesh_allow"]
+    if guard not in ("refuse", "log", "off"):
+        yield f'QUEEN_MESH_REPLAY_GUARD="{guard}" must be refuse, log or off'
+    if allow not in ("any", "peers"):
+        try:
+            networks = [ipaddress.ip_network(part.strip(), strict=False) for part in allow.split(",") if part.strip()]
+        except ValueError as error:
+            yield f'QUEEN_MESH_ALLOW="{allow}" must be any, peers or networks such as 10.1.0.0/16: {error}'
+        else:
+            if not networks:
+                yield f'QUEEN_MESH_ALLOW="{allow}" names no network; write any, peers or networks'
+    files = {f"QUEEN_{name.upper()}": values[name] for name in ("mesh_tls_cert", "mesh_tls_key", "mesh_tls_ca")}
+    if any(files.values()):
+        yield from (f"{name} is not set: mutual TLS takes all three files" for name in files if not files[name])
 
 
 def is_key(text: str) -> bool:
@@ -234,13 +307,20 @@ def _value(variable: Variable, default: Any, environ: Mapping[str, str], warning
     parse: Callable[[str], float] = int if variable.kind == "int" else float
     number = _number(parse, text)
     if number is None:
+        rest = variable.names[variable.names.index(name) + 1 :]
+        if rest and any(environ.get(other) for other in rest):
+            warnings.append(f'{name}="{text}" is not a number; using {rest[0]}')
+            return _value(replace(variable, names=rest), default, environ, warnings)
         warnings.append(f'{name}="{text}" is not a number; using {default}')
         return default
-    if variable.minimum is not None:
-        number = max(number, parse(str(variable.minimum)))
-    if variable.maximum is not None:
-        number = min(number, parse(str(variable.maximum)))
-    return number
+    low = -math.inf if variable.minimum is None else variable.minimum
+    high = math.inf if variable.maximum is None else variable.maximum
+    if variable.clamp:
+        return parse(str(low)) if number < low else parse(str(high)) if number > high else number
+    if low <= number <= high:
+        return number
+    warnings.append(f'{name}="{text}" is not between {low:g} and {high:g}; using {default}')
+    return default
 
 
 def _number(parse: Callable[[str], float], text: str) -> float | None:

@@ -23,6 +23,7 @@ VARIABLES: dict[str, tuple[Variable, Any]] = {
     field.name: (field.metadata["variable"], field.default) for field in fields(Settings) if field.metadata
 }
 NUMBERS = [name for name, (variable, _) in VARIABLES.items() if variable.kind in ("int", "float")]
+CLAMPED = [name for name in NUMBERS if VARIABLES[name][0].clamp]
 BOOLEANS = [name for name, (variable, _) in VARIABLES.items() if variable.kind == "bool"]
 # What an environment can hold: no NUL.
 texts = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), max_size=30)
@@ -39,8 +40,9 @@ def variable_of(name: str) -> str:
 def test_an_empty_environment_gives_the_defaults() -> None:
     result = read()
     for name, (_, default) in VARIABLES.items():
-        assert name == "server_id" or getattr(result, name) == default
+        assert name in ("server_id", "mesh_bind_addr") or getattr(result, name) == default
     assert result.server_id == socket.gethostname()
+    assert result.mesh_bind_addr == result.bind_addr
     assert result.warnings == ()
     assert (result.port, result.max_body_bytes, result.pool_size) == (6632, 67_108_864, 160)
 
@@ -108,7 +110,7 @@ def test_any_text_gives_a_number_within_bounds(name: str, text: str) -> None:
         assert result.warnings == (f'{variable.names[0]}="{text}" is not a number; using {default}',)
 
 
-@given(st.sampled_from(NUMBERS), st.integers(-(2**40), 2**40))
+@given(st.sampled_from(CLAMPED), st.integers(-(2**40), 2**40))
 def test_a_number_is_taken_and_clamped(name: str, number: int) -> None:
     variable, _ = VARIABLES[name]
     low = -math.inf if variable.minimum is None else variable.minimum
@@ -216,3 +218,61 @@ def test_a_broker_does_not_boot_on_a_setting_it_cannot_use() -> None:
     assert line.endswith(
         'ERROR boot: FATAL: QUEEN_HOTLIST="maybe" is not a boolean (expected true/false, 1/0, yes/no, on/off)'
     )
+
+
+# The mesh
+
+
+@pytest.mark.parametrize("port", ["0", "-1", "65536", "70000"])
+def test_a_mesh_port_out_of_bounds_is_the_default_and_warned_of(port: str) -> None:
+    result = read(QUEEN_MESH_PORT=port)
+    assert result.mesh_port == 6633
+    assert result.warnings == (f'QUEEN_MESH_PORT="{port}" is not between 1 and 65535; using 6633',)
+
+
+@pytest.mark.parametrize(
+    ("environ", "port"),
+    [
+        ({"QUEEN_UDP_NOTIFY_PORT": "7000"}, 7000),
+        ({"QUEEN_MESH_PORT": "", "QUEEN_UDP_NOTIFY_PORT": "7000"}, 7000),
+        ({"QUEEN_MESH_PORT": "abc", "QUEEN_UDP_NOTIFY_PORT": "7000"}, 7000),
+        ({"QUEEN_MESH_PORT": "7001", "QUEEN_UDP_NOTIFY_PORT": "7000"}, 7001),
+        ({"QUEEN_MESH_PORT": "abc", "QUEEN_UDP_NOTIFY_PORT": "def"}, 6633),
+    ],
+)
+def test_the_mesh_port_has_an_older_name_for_when_it_is_no_number(environ: dict[str, str], port: int) -> None:
+    assert read(**environ).mesh_port == port
+
+
+def test_the_peers_have_an_older_name_for_when_they_are_empty() -> None:
+    assert read(QUEEN_UDP_PEERS="a,b").mesh_peers == "a,b"
+    assert read(QUEEN_MESH_PEERS="", QUEEN_UDP_PEERS="a,b").mesh_peers == "a,b"
+    assert read(QUEEN_MESH_PEERS="c", QUEEN_UDP_PEERS="a,b").mesh_peers == "c"
+
+
+def test_the_mesh_binds_where_http_does_unless_told_otherwise() -> None:
+    assert read(QUEEN_BIND_ADDR="10.0.0.1").mesh_bind_addr == "10.0.0.1"
+    assert read(QUEEN_BIND_ADDR="10.0.0.1", QUEEN_MESH_BIND_ADDR="10.1.0.1").mesh_bind_addr == "10.1.0.1"
+    with pytest.raises(SettingsError, match=r'QUEEN_MESH_BIND_ADDR="10\.1\.0\.1:6633" must be a host without a port'):
+        read(QUEEN_MESH_BIND_ADDR="10.1.0.1:6633")
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"QUEEN_MESH_REPLAY_GUARD": "Refuse"},
+        {"QUEEN_MESH_ALLOW": "some"},
+        {"QUEEN_MESH_ALLOW": "10.0.0.0/8,10.0.0.0/99"},
+        {"QUEEN_MESH_ALLOW": ", ,"},
+        {"QUEEN_MESH_TLS_CERT": "/cert.pem"},
+        {"QUEEN_MESH_TLS_KEY": "/key.pem", "QUEEN_MESH_TLS_CA": "/ca.pem"},
+    ],
+)
+def test_what_would_leave_the_mesh_more_open_than_meant_refuses_to_boot(environ: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match="QUEEN_MESH_"):
+        read(**environ)
+
+
+@pytest.mark.parametrize("allow", ["any", "peers", "10.0.0.0/8", "10.1.2.3, fd00::/8", "10.1.2.3/8"])
+def test_the_allow_list_is_a_word_or_networks(allow: str) -> None:
+    assert read(QUEEN_MESH_ALLOW=allow).mesh_allow == allow

@@ -14,11 +14,12 @@ def blueprints() -> list[Blueprint]:
         health,
         lease,
         maintenance,
+        mesh,
         pop,
         push,
         queues,
         transaction,
     )
 
-    modules = (push, pop, ack, lease, transaction, queues, consumer_groups, dead_letters, maintenance, health)
+    modules = (push, pop, ack, lease, transaction, queues, consumer_groups, dead_letters, maintenance, mesh, health)
     return [module.blueprint for module in modules]

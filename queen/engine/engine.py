@@ -86,12 +86,13 @@ class Engine:
     def queue_changed(self, tenant: bytes, queue: str, deleted: bool = False) -> None:
         """A queue was configured or deleted: drops what was remembered of it, here and elsewhere."""
         name = queue.encode()
+        self.pusher.dedup.drop_queue(tenant, name)
         self.forget_queue(tenant, name)
         self.hints.tell_queue(tenant, name, deleted)
 
     def forget_queue(self, tenant: bytes, queue: bytes) -> None:
-        """Drops what this worker remembers of a queue, at once."""
-        self.pusher.dedup.drop_queue(tenant, queue)
+        """Drops what this worker remembers of a queue's options. What it knows of hashes stands: SQL checks
+        that it is of the same queue and window, and a push elsewhere costs no more than that check."""
         self.encryption.forget((tenant, queue))
         self.hotlist.forget_queue(tenant, queue)
 

@@ -9,7 +9,7 @@ to sibling workers and peer brokers) sets itself as `Hints.outlet`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import gevent
 
@@ -47,6 +47,12 @@ class Outlet(Protocol):
     def flag_changed(self, flag: Flag, enabled: bool) -> None:
         """A flag was flipped here. Returns when the sibling workers know, or are too slow to wait for."""
 
+    def ask(self, topic: str, value: Any) -> list[Any]:
+        """What the sibling workers answer, of those that do within a second."""
+
+    def statistics(self) -> dict[str, Any]:
+        """The state of the mesh, summed over the workers of this broker."""
+
 
 class Nobody:
     """The outlet of an engine that is alone."""
@@ -63,12 +69,19 @@ class Nobody:
 
     def flag_changed(self, flag: Flag, enabled: bool) -> None: ...
 
+    def ask(self, topic: str, value: Any) -> list[Any]:
+        return []
+
+    def statistics(self) -> dict[str, Any]:
+        return {"enabled": False, "reason": "no_peers"}
+
 
 class Hints:
     """What one engine tells (`tell_...`, called by the engine) and hears (`hear_...`, called by the outlet).
 
     A tenant of None is one that the sender didn't know of: the hint is for every tenant with such a queue.
-    ``forget_queue`` drops what the engine remembers of a queue.
+    ``forget_queue`` drops what the engine remembers of a queue. ``answers`` has, by topic, what this worker
+    answers when a sibling asks; values and answers are what JSON can say, and answering must not wait.
     """
 
     def __init__(
@@ -87,6 +100,7 @@ class Hints:
         self._forget_queue = forget_queue
         self._walks = walks
         self.outlet: Outlet = Nobody()
+        self.answers: dict[str, Callable[[Any], Any]] = {}
 
     # What is told
 
@@ -127,6 +141,10 @@ class Hints:
         markers = self._operations.hotlist_repairs()
         return [queue for (owner, queue, mover) in markers if (owner, mover) == (tenant, group)]
 
+    def ask(self, topic: str, value: Any = None) -> list[Any]:
+        """What each of the sibling workers answers; one that takes more than a second is left out."""
+        return self.outlet.ask(topic, value)
+
     def notify(self, tenant: bytes, queue: bytes, partition: bytes) -> None:
         """Wakes the pops of a queue here and elsewhere, as a push would."""
         self.hear_push(tenant, queue, partition)
@@ -152,6 +170,11 @@ class Hints:
         """A queue was configured or deleted elsewhere: what is remembered of it no longer holds."""
         for owner in [lane.key[0] for lane in self._hotlist.lanes_of(tenant, queue)] if tenant is None else [tenant]:
             self._forget_queue(owner, queue)
+
+    def hear_all_queues(self) -> None:
+        """More queues changed elsewhere than can be told apart."""
+        for tenant, queue in list(self._hotlist.lanes):
+            self._forget_queue(tenant, queue)
 
     def hear_flag(self, flag: Flag, enabled: bool) -> bool:
         """A flag was flipped elsewhere; whether that was news."""

@@ -1,0 +1,118 @@
+"""Brokers that are peers of one another, and what tests ask them."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+
+from queen.db.embedded import free_port
+from tests.broker import Broker, wait_until
+from tests.conftest import Brokers
+
+LONG = 30.0
+
+
+def cluster(brokers: Brokers, count: int, env: Mapping[str, str] | None = None, workers: int = 1) -> list[Broker]:
+    """Start brokers that are peers of one another, and return when all are connected."""
+    ports = [free_port() for _ in range(count)]
+    started = [
+        brokers(
+            {
+                "QUEEN_MESH_PORT": str(ports[here]),
+                "QUEEN_MESH_PEERS": ",".join(f"127.0.0.1:{port}" for port in ports if port != ports[here]),
+                **(env or {}),
+            },
+            workers=workers,
+            wait=False,
+        )
+        for here in range(count)
+    ]
+    for broker in started:
+        broker.wait_healthy()
+    for broker in started:
+        wait_connected(broker, count - 1)
+    return started
+
+
+def wait_connected(broker: Broker, peers: int) -> None:
+    """Wait until a broker is connected to all its peers and has heard from them."""
+
+    def connected() -> bool:
+        body = stats(broker)
+        return all(peer["connected"] for peer in body["peers"]) and body["servers_alive"] == peers
+
+    wait_until(connected, LONG, f"{broker.name} is connected")
+
+
+def stats(broker: Broker) -> dict[str, Any]:
+    """The broker's own view of the mesh."""
+    body: dict[str, Any] = broker.request("GET", "/internal/api/shared-state/stats").json()
+    return body
+
+
+def mesh_port(broker: Broker) -> int:
+    port: int = stats(broker)["port"]
+    return port
+
+
+def listener_pid(port: int) -> int | None:
+    """The process that listens on a port."""
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+            return connection.pid
+    return None
+
+
+class Consumer:
+    """A consumer that waits at one broker, pop after pop, and notes when each message came."""
+
+    def __init__(self, broker: Broker, queue: str, timeout: int = 1000, **params: Any) -> None:
+        self._broker = broker
+        self._queue = queue
+        self._params = {"autoAck": True, "wait": True, "timeout": timeout, **params}
+        self.came: dict[str, float] = {}
+        self._stop = False
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Consumer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop:
+            # The broker may be killed under it.
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                for message in self._broker.pop(self._queue, **self._params):
+                    self.came[message["data"]] = time.monotonic()
+
+    def has(self, payload: str) -> bool:
+        return payload in self.came
+
+
+def latencies(pusher: Broker, popper: Broker, queue: str, count: int) -> list[float]:
+    """Push messages one by one, each when the consumer waits again; seconds until it had each."""
+    took = []
+    with Consumer(popper, queue) as consumer:
+        for number in range(count):
+            payload = f"{queue}-{number}"
+            time.sleep(0.03)  # the consumer is back in its wait, or will find the message there
+            sent = time.monotonic()
+            pusher.push([{"queue": queue, "payload": payload}])
+            wait_until(lambda payload=payload: consumer.has(payload), LONG, "the message comes")  # type: ignore[misc]
+            took.append(consumer.came[payload] - sent)
+    return took
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The value below which that share of them is."""
+    return sorted(values)[min(int(len(values) * share), len(values) - 1)]
