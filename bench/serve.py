@@ -115,10 +115,10 @@ def database() -> Iterator[tuple[dict[str, str], str]]:
 def broker() -> Iterator[tuple[Target, str]]:
     """A broker as the documentation starts it, on a free port, with its database."""
     config = _ROOT / "conf" / "gunicorn.conf.py"
-    with database() as (environment, conninfo):
+    with database() as (environment, conninfo), tempfile.TemporaryDirectory(prefix="queen-bench-spool-") as spool:
         port = free_port()
         say(f"starting a broker on {_HOST}:{port} ...")
-        environment |= {"PORT": str(port), "QUEEN_BIND_ADDR": _HOST}
+        environment |= {"PORT": str(port), "QUEEN_BIND_ADDR": _HOST, "FILE_BUFFER_DIR": spool}
         with gunicorn(["-c", str(config), "queen.wsgi"], port, environment):
             target = Target(_HOST, port)
             failure = wait_until_healthy(target, _START_SECONDS)

@@ -20,6 +20,7 @@ _SECTIONS = {
     "hotlist": "Candidates for pops",
     "sync_enabled": "Mesh and sibling workers",
     "encryption_key": "Encryption at rest",
+    "file_buffer_dir": "Spool",
 }
 
 _HEAD = """\

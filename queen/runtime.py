@@ -32,6 +32,8 @@ from queen.jobs.schedule import Schedule
 from queen.log import Log
 from queen.mesh.node import Mesh
 from queen.settings import Settings, SettingsError
+from queen.spool.directory import SpoolInUse
+from queen.spool.spool import Spool
 
 log = Log("boot")
 shutdown_log = Log("shutdown")
@@ -53,6 +55,7 @@ class Runtime:
         self.idle: dict[int, socket.socket] = {}
         self._database = Database(settings)
         self._engine: Engine | None = None
+        self._spool: Spool | None = None
         self._schedule: Schedule | None = None
         self._mesh: Mesh | None = None
         self._ready = Event()
@@ -60,14 +63,13 @@ class Runtime:
 
     def request(self, environ: Environ, query: str) -> Request:
         """Binds a request to the engine; raises a 503 `Refusal` when it is not up within 5 seconds."""
-        engine = self._engine
-        if engine is None:
+        if self._engine is None:
             self.start()
             self._ready.wait(_START_WAIT_SECONDS)
-            engine = self._engine
-            if engine is None:
-                raise Refusal(503, "starting")
-        return Request(environ, query, engine, DEFAULT_TENANT, self.settings.max_body_bytes)
+        engine, spool = self._engine, self._spool
+        if engine is None or spool is None:
+            raise Refusal(503, "starting")
+        return Request(environ, query, engine, spool, DEFAULT_TENANT, self.settings.max_body_bytes)
 
     def start(self) -> None:
         """Starts the engine in a greenlet of this process, once."""
@@ -77,20 +79,21 @@ class Runtime:
 
     def _start(self) -> None:
         self._log_configuration()
-        if not self._apply_schema():
-            return
-        while not self._open_database():
-            gevent.sleep(_RETRY_SECONDS)
         engine = Engine(self.settings, self._database)
+        spool = Spool(self.settings, engine)
         try:
             engine.siblings.start()
+            spool.open()
             mesh = Mesh(self.settings, engine)
+            self._apply_schema()
+            self._open_database()
             self._read_flags(engine)
             engine.start()
             mesh.start()
-        except (RunDirectoryError, SettingsError) as error:
+        except (RunDirectoryError, SettingsError, SpoolInUse) as error:
             log.error(f"FATAL: {error}")
             os._exit(FATAL_STATUS)
+        spool.start()
         self._schedule = Schedule(self.settings, engine)
         self._schedule.start()
         self._mesh = mesh
@@ -98,7 +101,7 @@ class Runtime:
         gc.collect()
         gc.freeze()
         gc.set_threshold(*_GC_THRESHOLDS)
-        self._engine = engine
+        self._engine, self._spool = engine, spool
         self._ready.set()
         log.info(
             "listening",
@@ -107,27 +110,31 @@ class Runtime:
             pool=self._database.size,
         )
 
-    def _apply_schema(self) -> bool:
-        """Applies the schema, waiting for PostgreSQL as long as it takes. False: the worker is leaving."""
+    def _apply_schema(self) -> None:
+        """Applies the schema, waiting for PostgreSQL as long as it takes."""
         while self.settings.apply_schema:
             try:
                 schema.apply(conninfo(self.settings))
-                return True
+                return
             except schema.SchemaError as error:
                 log.error(f"FATAL: schema apply failed: {error}")
                 os._exit(FATAL_STATUS)
             except psycopg.OperationalError as error:
                 log.sampled(10, "PostgreSQL is away; trying again", error=str(error).strip())
                 gevent.sleep(_RETRY_SECONDS)
-        return True
 
-    def _open_database(self) -> bool:
-        try:
-            self._database.open()
-            return True
-        except psycopg.OperationalError as error:
-            log.sampled(10, "PostgreSQL is away; trying again", error=str(error).strip())
-            return False
+    def _open_database(self) -> None:
+        """Opens the pool. A broker that need not see to the schema doesn't wait for PostgreSQL: it has the spool."""
+        while True:
+            try:
+                self._database.open()
+                return
+            except psycopg.OperationalError as error:
+                log.sampled(10, "PostgreSQL is away", error=str(error).strip())
+                if not self.settings.apply_schema:
+                    self._database.open_unseen()
+                    return
+                gevent.sleep(_RETRY_SECONDS)
 
     def _read_flags(self, engine: Engine) -> None:
         """Nobody is served before the flags are known, unless they can't be read: then they are off."""
@@ -169,8 +176,12 @@ class Runtime:
         if self._engine is not None:
             if self._mesh is not None:
                 self._mesh.stop()
+            if self._spool is not None:
+                self._spool.rest()  # before another worker drains
             self._engine.siblings.stop()
             self._engine.stop()
+            if self._spool is not None:
+                self._spool.close()
         if self._schedule is not None:
             self._schedule.stop()
         shutdown_log.info("shutdown complete", elapsed_ms=int((time.monotonic() - started) * 1000))

@@ -221,6 +221,23 @@ class Settings:
         "an unusable key refuses to boot, and what can't be encrypted is refused; otherwise it is stored as it is",
     )
 
+    # Spool
+    file_buffer_dir: str = _setting(
+        "FILE_BUFFER_DIR", "/var/lib/queen/buffers", "the broker's own directory for pushes that wait for PostgreSQL"
+    )
+    file_buffer_flush_ms: int = _setting("FILE_BUFFER_FLUSH_MS", 100, "how often the spool looks what to drain", 1)
+    file_buffer_max_batch: int = _setting("FILE_BUFFER_MAX_BATCH", 100, "messages drained at a time", 1)
+    file_buffer_events_per_file: int = _setting(
+        "FILE_BUFFER_EVENTS_PER_FILE", 10_000, "messages after which the next file begins", 1
+    )
+    file_buffer_fsync: str = _setting(
+        "FILE_BUFFER_FSYNC", "always", "when a file is forced to the disk: always before the answer, interval or never"
+    )
+    file_buffer_max_mb: int = _setting("FILE_BUFFER_MAX_MB", 0, "most that the spool may hold; 0: no bound", 0)
+    file_buffer_sticky: bool = _setting(
+        "FILE_BUFFER_STICKY", True, "a push goes behind what is still spooled of its partition"
+    )
+
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -246,8 +263,10 @@ class Settings:
         if values["mesh_bind_addr"]:
             errors.extend(_bind_errors("QUEEN_MESH_BIND_ADDR", values["mesh_bind_addr"], "QUEEN_MESH_PORT"))
         errors.extend(_mesh_errors(values))
+        errors.extend(_fsync_errors(values["file_buffer_fsync"]))
         if errors:
             raise SettingsError("; ".join(errors))
+        values["file_buffer_dir"] = values["file_buffer_dir"] or cls.__dataclass_fields__["file_buffer_dir"].default
         values["server_id"] = values["server_id"] or socket.gethostname() or uuid.uuid4().hex
         values["mesh_bind_addr"] = values["mesh_bind_addr"] or values["bind_addr"]
         values["subscription_mode"] = (
@@ -294,6 +313,12 @@ def _key_errors(key: str, old: str) -> Iterator[str]:
     for number, text in enumerate(map(str.strip, old.split(",")), 1):
         if text and not is_key(text):
             yield f"QUEEN_ENCRYPTION_KEYS_OLD: key {number}, <set:{len(text)} chars>, {rule}"
+
+
+def _fsync_errors(word: str) -> list[str]:
+    if word in ("always", "interval", "never"):
+        return []
+    return [f'FILE_BUFFER_FSYNC="{word}" must be always, interval or never']
 
 
 def _value(variable: Variable, default: Any, environ: Mapping[str, str], warnings: list[str]) -> Any:

@@ -18,22 +18,8 @@ def blueprints() -> list[Blueprint]:
         pop,
         push,
         queues,
-        statistics,
         transaction,
     )
 
-    modules = (
-        push,
-        pop,
-        ack,
-        lease,
-        transaction,
-        queues,
-        consumer_groups,
-        dead_letters,
-        maintenance,
-        mesh,
-        statistics,
-        health,
-    )
+    modules = (push, pop, ack, lease, transaction, queues, consumer_groups, dead_letters, maintenance, mesh, health)
     return [module.blueprint for module in modules]

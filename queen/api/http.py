@@ -21,6 +21,7 @@ from queen.engine.waiting import ClientGone
 
 if TYPE_CHECKING:
     from queen.engine.engine import Engine
+    from queen.spool.spool import Spool
 
 Environ = dict[str, Any]
 
@@ -81,12 +82,15 @@ class Request:
     authenticated producer or None.
     """
 
-    __slots__ = ("body_limit", "engine", "environ", "query", "subject", "tenant")
+    __slots__ = ("body_limit", "engine", "environ", "query", "spool", "subject", "tenant")
 
-    def __init__(self, environ: Environ, query: str, engine: Engine, tenant: bytes, body_limit: int) -> None:
+    def __init__(
+        self, environ: Environ, query: str, engine: Engine, spool: Spool, tenant: bytes, body_limit: int
+    ) -> None:
         self.environ = environ
         self.query = query
         self.engine = engine
+        self.spool = spool
         self.tenant = tenant
         self.subject: bytes | None = None
         self.body_limit = body_limit

@@ -20,17 +20,28 @@ def maintenance(request: Request) -> Answer:
     """Both flags and the state of the spool. From memory while the database is away: never a 5xx."""
     _refresh(request)
     flags = request.engine.flags
+    spool = request.spool.statistics()
     return json_answer(
         {
             "maintenanceMode": flags.push_maintenance,
             "popMaintenanceMode": flags.pop_maintenance,
-            "bufferedMessages": 0,
-            "bufferHealthy": True,
+            "bufferedMessages": spool.pending,
+            "bufferHealthy": spool.healthy,
             "bufferStats": {
-                "pendingCount": 0,
-                "failedCount": 0,
-                "dbHealthy": True,
-                "failedFiles": {"count": 0, "totalBytes": 0, "totalMB": 0.0, "failoverCount": 0, "qos0Count": 0},
+                "pendingCount": spool.pending,
+                "failedCount": spool.failed,
+                "dbHealthy": spool.healthy,
+                "failedFiles": {
+                    "count": spool.files,
+                    "totalBytes": spool.bytes,
+                    "totalMB": spool.bytes / 1_048_576,
+                    "failoverCount": spool.files,
+                    "qos0Count": 0,
+                },
+                "oldestAgeSeconds": round(spool.oldest_seconds, 3),
+                "quarantinedFiles": spool.quarantined_files,
+                "quarantinedEvents": spool.quarantined_events,
+                "writable": spool.writable,
             },
         }
     )
@@ -46,7 +57,15 @@ def set_maintenance(request: Request) -> Answer:
         if enabled
         else "Maintenance mode DISABLED. Background processor will drain buffer to DB."
     )
-    return json_answer({"maintenanceMode": enabled, "bufferedMessages": 0, "bufferHealthy": True, "message": message})
+    spool = request.spool.statistics()
+    return json_answer(
+        {
+            "maintenanceMode": enabled,
+            "bufferedMessages": spool.pending,
+            "bufferHealthy": spool.healthy,
+            "message": message,
+        }
+    )
 
 
 @blueprint.get("/api/v1/system/maintenance/pop")
@@ -74,6 +93,15 @@ def set_pop_maintenance(request: Request) -> Answer:
         else "Pop maintenance mode DISABLED. Normal operation resumed."
     )
     return json_answer({"popMaintenanceMode": enabled, "message": message})
+
+
+@blueprint.get("/api/v1/status/buffers")
+@direct
+def buffers(request: Request) -> Answer:
+    """What waits in the spool, and whether the database answers right now. Never a 5xx."""
+    spool = request.spool.statistics()
+    healthy = spool.healthy and request.engine.database.probe()
+    return json_answer({"pending": spool.pending, "failed": spool.failed, "dbHealthy": healthy, "worker": 0})
 
 
 @blueprint.get("/api/v1/system/shared-state")

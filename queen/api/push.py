@@ -9,7 +9,7 @@ from queen.api.bodies import Decoder, check_id, check_item, check_names
 from queen.api.http import Answer, Refusal, Request, direct
 from queen.engine.admission import Overloaded
 from queen.engine.encryption import QueueEncrypted
-from queen.engine.push import Item
+from queen.engine.push import FAILED, Item
 
 blueprint = Blueprint("push", __name__)
 
@@ -44,13 +44,16 @@ def read(body: bytes) -> list[Item]:
 @direct
 def push(request: Request) -> Answer:
     body = request.body()
-    pusher = request.engine.pusher
+    pusher, intake = request.engine.pusher, request.spool.intake
     try:
         with pusher.admission.admit(len(body)):
             items = read(body)
             if not items:
                 return Answer(201, b"[]")
-            return Answer(201, _encode(pusher.push(request.tenant, items, request.subject)))
+            diverted = intake.diverts
+            outcomes = intake.push(request.tenant, items, request.subject)
+            status = 500 if diverted and any(outcome.status == FAILED for outcome in outcomes) else 201
+            return Answer(status, _encode(outcomes))
     except QueueEncrypted as error:
         raise Refusal(400, str(error)) from None
     except Overloaded as error:

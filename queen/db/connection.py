@@ -128,7 +128,7 @@ class Connection(psycopg.Connection[Any]):
             self.pgconn.send_query_prepared(statement.name.encode(), parameters, [1] * len(parameters), result_format=1)
             return self._result(self.wait(generators.execute(self.pgconn), timeout=seconds))
         except psycopg.Error as error:
-            raise ConnectionLost(str(error) or "connection lost") from None
+            raise ConnectionLost(str(error) or "connection lost", error.sqlstate or "") from None
 
     def _result(self, results: list[PGresult]) -> PGresult:
         result = results[-1]
@@ -137,7 +137,8 @@ class Connection(psycopg.Connection[Any]):
         info = errors.error_from_result(result, encoding="utf-8").diag
         message, state = info.message_primary or "", info.sqlstate or ""
         # 57P0x: the server shuts the session down; the statement did not commit, the connection is gone.
-        if state.startswith("57P0") or self.pgconn.status != ConnStatus.OK:
+        # 25006: the server became a standby; the next connection goes to the one that takes writes.
+        if state.startswith("57P0") or state == "25006" or self.pgconn.status != ConnStatus.OK:
             self.close()
             raise ConnectionLost(message, state)
         raise StatementFailed(message, state, info.message_detail or "")

@@ -41,7 +41,7 @@ class Vouch:
     window: int = 0
 
 
-_NOTHING = Vouch()
+NOTHING = Vouch()
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class DedupCache:
         """How far the broker vouches for a segment's hashes."""
         entry = self._entries.get(key)
         if entry is None or not entry.known.isdisjoint(hashes):
-            return _NOTHING
+            return NOTHING
         entry.used = time.monotonic()
         self._entries.move_to_end(key)
         return Vouch(entry.partition_id, entry.verified, entry.window)
@@ -166,6 +166,11 @@ class DedupCache:
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._count -= len(entry.known)
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._entries.clear()
+        self._count = 0
 
     def drop_queue(self, tenant: bytes, queue: bytes) -> None:
         for key in [k for k in self._entries if k[0] == tenant and k[1] == queue]:

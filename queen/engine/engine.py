@@ -66,6 +66,8 @@ class Engine:
         )
         self._loops: list[gevent.Greenlet[[], None]] = []
         self.flags.watch(self._flag_changed)
+        self._segments = segments
+        database.watch_server(self._server_changed)
 
     def start(self) -> None:
         """Starts the loops that keep the hot-list turning."""
@@ -82,6 +84,12 @@ class Engine:
     def _flag_changed(self, flag: Flag, enabled: bool) -> None:
         if flag is Flag.POP_MAINTENANCE and not enabled:
             self.popper.wake()
+
+    def _server_changed(self) -> None:
+        """Offsets may be given out a second time, for other messages: nothing remembered of them may be used."""
+        self.pusher.dedup.clear()
+        self._segments.clear()
+        self.hotlist.forget_offsets()
 
     def queue_changed(self, tenant: bytes, queue: str, deleted: bool = False) -> None:
         """A queue was configured or deleted: drops what was remembered of it, here and elsewhere."""

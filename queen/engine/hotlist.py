@@ -180,6 +180,12 @@ class HotList:
             if gate is not None:
                 gate.wake_all()
 
+    def forget_offsets(self) -> None:
+        """Forgets which offsets partitions have reached: another server may not have come so far."""
+        for lane in self.lanes.values():
+            lane.offsets.clear()
+            lane.runs.clear()
+
     def mark(self, lane: Lane, partition: bytes, messages: int, group: bytes | None = None) -> None:
         """Marks a partition for all groups, or for one whose cursor was moved back."""
         for ring in lane.rings.values() if group is None else filter(None, (lane.rings.get(group),)):

@@ -21,7 +21,7 @@ from queen.db.operations import Operations
 from queen.db.records import SegmentWrite, SegmentWritten
 from queen.engine import frames
 from queen.engine.admission import Admission
-from queen.engine.dedup import DedupCache, Key
+from queen.engine.dedup import NOTHING, DedupCache, Key
 from queen.engine.encryption import Encryption, QueueEncrypted
 from queen.engine.frames import encode_frame
 from queen.engine.fusion import Fusion
@@ -38,6 +38,7 @@ DEFAULT_PARTITION = "Default"
 QUEUED = "queued"
 DUPLICATE = "duplicate"
 FAILED = "failed"
+BUFFERED = "buffered"  # on the broker's disk
 
 
 class Item(msgspec.Struct, gc=False):
@@ -67,7 +68,8 @@ class Outcome(msgspec.Struct, gc=False):
 class Group:
     """The frames of one request for one partition, and where their outcomes go.
 
-    ``sealed`` tells that the payloads are in envelopes.
+    ``sealed`` tells that the payloads are in envelopes. ``replayed`` ones were accepted earlier: it is looked in
+    the whole window whether they are stored already. ``error`` is why what failed of them did.
     """
 
     key: Key
@@ -76,22 +78,30 @@ class Group:
     outcomes: list[Outcome] = field(default_factory=list)
     frames: list[bytes] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
+    replayed: bool = False
+    error: Exception | None = None
 
 
 class PushRequest:
-    """One push call: its outcomes by position, and the event that all its groups are settled."""
+    """One push call: its groups, its outcomes by position, and the event that all submitted groups are settled."""
 
-    __slots__ = ("_done", "_left", "followers", "outcomes", "refused")
+    __slots__ = ("_done", "_followers", "_left", "groups", "outcomes")
 
     def __init__(self) -> None:
+        self.groups: list[Group] = []
         self.outcomes: list[Outcome] = []
-        self.refused: str | None = None  # an encrypted queue that nothing could be stored in
-        self.followers: dict[int, int] = {}  # item that repeats one -> the item it repeats
+        self._followers: dict[int, int] = {}  # item that repeats one -> the item it repeats
         self._left = 0
         self._done = Event()
 
+    def follow(self, follower: int, leader: int) -> None:
+        """An item repeats an earlier one, and shares its fate."""
+        self._followers[follower] = leader
+
     def expect(self, groups: int) -> None:
-        self._left = groups
+        """So many more groups are on their way to the database."""
+        self._left += groups
+        self._done.clear()
 
     def settled(self) -> None:
         """One more group has its outcome."""
@@ -99,13 +109,17 @@ class PushRequest:
         if self._left == 0:
             self._done.set()
 
-    def wait(self) -> list[Outcome]:
+    def wait(self) -> None:
+        """Waits until all that was submitted is settled."""
         if self._left:
             self._done.wait()
-        for follower, leader in self.followers.items():
+
+    def close(self) -> list[Outcome]:
+        """The outcomes, final now, in the order of the items."""
+        for follower, leader in self._followers.items():
             outcome, first = self.outcomes[follower], self.outcomes[leader]
             outcome.message_id = first.message_id
-            outcome.status = FAILED if first.status == FAILED else DUPLICATE
+            outcome.status = first.status if first.status in (FAILED, BUFFERED) else DUPLICATE
         return self.outcomes
 
 
@@ -135,28 +149,19 @@ class Pusher:
         self.dedup = dedup
         self.fusion: Fusion[Key, Group] = Fusion(self._flush, settings.bundle_max, settings.fusion_max_inflight)
 
-    def push(self, tenant: bytes, items: Sequence[Item], subject: bytes | None) -> list[Outcome]:
-        """Stores items and waits for the commits; one outcome per item, in their order.
-
-        What could not be stored is ``failed``. Raises only `QueueEncrypted`, and then nothing was stored.
-        """
-        if not self._encryption.enabled and self._encryption.required:
-            self._check_flags(tenant, items)
-        request = PushRequest()
-        groups = self._group(request, tenant, items, subject)
+    def submit(self, request: PushRequest, groups: Sequence[Group]) -> None:
+        """Sends groups of a request on their way; its `wait` waits for them."""
         request.expect(len(groups))
         for group in groups:
             self.fusion.submit(group.key, group)
-        outcomes = request.wait()
-        if request.refused is not None and all(outcome.status == FAILED for outcome in outcomes):
-            raise QueueEncrypted(request.refused)
-        return outcomes
 
-    def _check_flags(self, tenant: bytes, items: Sequence[Item]) -> None:
+    def check_flags(self, tenant: bytes, items: Sequence[Item]) -> None:
         """Refuses a request for several queues while nothing of it is stored; SQL refuses one for a single queue.
 
-        Asks the database only about queues that are not known to be unencrypted.
+        Asks the database only about queues that are not known to be unencrypted. Raises `QueueEncrypted`.
         """
+        if self._encryption.enabled or not self._encryption.required:
+            return
         queues = {item.queue for item in items}
         if len(queues) == 1:
             return
@@ -166,8 +171,12 @@ class Pusher:
                 for name in self._operations.encrypted_queues(tenant, unsure):
                     raise QueueEncrypted(name.decode())
 
-    def _group(self, request: PushRequest, tenant: bytes, items: Sequence[Item], subject: bytes | None) -> list[Group]:
-        """Mints ids, folds repeats within the request, and encodes a frame for every other item."""
+    def prepare(self, tenant: bytes, items: Sequence[Item], subject: bytes | None, fold: bool = True) -> PushRequest:
+        """A request with the items in groups, not submitted yet: each item is ``failed`` until it is stored.
+
+        Mints ids, folds repeats within the request if asked, and encodes a frame for every other item.
+        """
+        request = PushRequest()
         groups: dict[tuple[str, str], tuple[Group, dict[str, int]]] = {}
         outcomes = request.outcomes
         ids, texts = self._minter.mint_many(len(items))
@@ -186,8 +195,8 @@ class Pusher:
             outcome = Outcome(index, texts[index], key, here[0])
             outcomes.append(outcome)
             leader = seen.setdefault(key, index)
-            if leader != index:
-                request.followers[index] = leader
+            if leader != index and fold:
+                request.follow(index, leader)
                 continue
             transaction_id = key.encode()
             group.outcomes.append(outcome)
@@ -196,7 +205,8 @@ class Pusher:
             if group.sealed:
                 frame = self._encryption.seal_frame(frame)
             group.frames.append(frame)
-        return [group for group, _ in groups.values()]
+        request.groups = [group for group, _ in groups.values()]
+        return request
 
     def _flush(self, bundle: list[tuple[Key, list[Group]]]) -> None:
         """Commits the waiting groups of several partitions, and settles every one of them."""
@@ -225,14 +235,14 @@ class Pusher:
             log.sampled(10, name, error=error, partitions=len(segments))
             for segment in segments:
                 if alone and not (retry and getattr(error, "raced_with_delete", False)):
-                    segment.failed()
+                    segment.failed(error)
                 else:
                     self._commit([segment], retry=not alone)
 
     def _write(self, segments: list[Segment]) -> None:
         writes = []
         for segment in segments:
-            vouch = self.dedup.vouch(segment.key, segment.hashes)
+            vouch = NOTHING if segment.replayed else self.dedup.vouch(segment.key, segment.hashes)
             tenant, queue, partition = segment.key
             write = SegmentWrite(
                 tenant,
@@ -269,7 +279,7 @@ class Pusher:
         if self._encryption.enabled:
             segment.seal(self._encryption)
         elif self._encryption.required:
-            segment.refused()
+            segment.failed(QueueEncrypted(segment.key[1].decode()))
         else:
             log.sampled(10, "encryption failed; stored plaintext", queue=segment.key[1].decode())
             segment.sealed = True
@@ -312,12 +322,13 @@ class Segment:
     the segment is cut in front of the second one, and SQL judges it with the next write.
     """
 
-    __slots__ = ("_requests", "_rest", "frames", "hashes", "key", "outcomes", "sealed")
+    __slots__ = ("_groups", "_rest", "frames", "hashes", "key", "outcomes", "replayed", "sealed")
 
     def __init__(self, key: Key, groups: list[Group]) -> None:
         self.key = key
         self.sealed = all(group.sealed for group in groups)
-        self._requests = [group.request for group in groups]
+        self.replayed = any(group.replayed for group in groups)
+        self._groups = groups
         self.frames = [frame for group in groups for frame in group.frames]
         self.hashes = [h for group in groups for h in group.hashes]
         self.outcomes = [outcome for group in groups for outcome in group.outcomes]
@@ -353,14 +364,10 @@ class Segment:
             frames, hashes, outcomes = self._rest
             self._rest = ([encryption.seal_frame(frame) for frame in frames], hashes, outcomes)
 
-    def refused(self) -> None:
-        """Nothing may be stored, since the queue is encrypted and the broker has no key."""
-        for request in self._requests:
-            request.refused = self.key[1].decode()
-        self.failed()
-
-    def failed(self) -> None:
+    def failed(self, error: Exception) -> None:
         """Nothing of this segment is stored, nor of what stands behind it."""
+        for group in self._groups:
+            group.error = error
         self.outcomes = []
         self._rest = None
 

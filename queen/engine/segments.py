@@ -46,6 +46,11 @@ class SegmentCache:
             self._size -= freed
         return True
 
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._segments.clear()
+        self._size = 0
+
     def segment(self, claim: Claimed) -> tuple[Sequence[bytes], bool]:
         """All encoded frames of a claimed segment, and whether they were at hand.
 

@@ -22,6 +22,10 @@ SPOOL = {
         "failedCount": 0,
         "dbHealthy": True,
         "failedFiles": {"count": 0, "totalBytes": 0, "totalMB": 0.0, "failoverCount": 0, "qos0Count": 0},
+        "oldestAgeSeconds": 0.0,
+        "quarantinedFiles": 0,
+        "quarantinedEvents": 0,
+        "writable": True,
     },
 }
 

@@ -63,6 +63,10 @@ class Connections:
         self._idle: list[Connection] = []
         self._all: list[Connection] = []
         self.away = False
+        self.healthy = True
+
+    def watch_server(self, watcher: Callable[[], None]) -> None:
+        """The server stays the same."""
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
@@ -129,11 +133,15 @@ class LocalBroker:
 
     def push_items(self, items: Iterable[tuple[str, str, str | None]], payload: bytes = b"{}") -> list[Outcome]:
         """Push (queue, partition, transaction id) in one request."""
-        return self.engine.pusher.push(
+        pusher = self.engine.pusher
+        request = pusher.prepare(
             TENANT,
             [Item(name, msgspec.Raw(payload), partition, key) for name, partition, key in items],
             None,
         )
+        pusher.submit(request, request.groups)
+        request.wait()
+        return request.close()
 
     def accept(self, queue: str, *ids: str, partition: str = "Default") -> list[str]:
         """Push messages that must all be queued; returns their message ids."""

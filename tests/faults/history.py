@@ -27,6 +27,7 @@ class Push:
     transaction_id: str
     status: str
     message_id: str
+    broker: int = 0  # that answered
 
 
 @dataclass(slots=True)
@@ -80,7 +81,7 @@ class History:
         places = {message.message_id: message for message in messages}
         return [
             *_lost(self.pushes, messages),
-            *_unordered(self.pushes, places),
+            *_unordered(self.pushes, messages),
             *_undelivered(self, messages, groups),
             *_misdelivered(self.deliveries, places),
         ]
@@ -95,26 +96,39 @@ def _lost(pushes: Iterable[Push], messages: Sequence[Stored]) -> Iterator[str]:
         if len(twins) > 1:
             yield f"P2: {key} of {lane} lies at the offsets {[twin.offset for twin in twins]}"
     for push in pushes:
+        twins = stored.get((push.lane, push.transaction_id), [])
+        if push.status == "buffered":
+            # It may be stored under the id of an earlier attempt that was never answered.
+            if not twins:
+                yield f"P1: {push.transaction_id} of {push.lane} was buffered, not stored"
+            continue
         if push.status not in ("queued", "duplicate"):
             continue
-        twins = stored.get((push.lane, push.transaction_id), [])
         if push.message_id not in [twin.message_id for twin in twins]:
             rule = "P1" if push.status == "queued" else "P3"
             yield f"{rule}: {push.transaction_id} of {push.lane} was {push.status} as {push.message_id}, not stored"
 
 
-def _unordered(pushes: Iterable[Push], places: Mapping[str, Stored]) -> Iterator[str]:
-    """A producer that waits for each answer finds its messages in the order in which it pushed them."""
-    last: dict[tuple[str, Lane], tuple[int, int]] = {}
+def _unordered(pushes: Iterable[Push], messages: Sequence[Stored]) -> Iterator[str]:
+    """A producer that waits for each answer finds its messages in the order in which it pushed them.
+
+    What was buffered is stored later: it stays in order with what the same broker took, while another may
+    store a later one first.
+    """
+    keys = {((message.queue, message.partition), message.transaction_id): message.offset for message in messages}
+    ids = {message.message_id: message.offset for message in messages}
+    last: dict[tuple[str, Lane, int], tuple[int, int]] = {}
     for push in pushes:
-        place = places.get(push.message_id)
-        if place is None:
+        buffered = push.status == "buffered"
+        offset = keys.get((push.lane, push.transaction_id)) if buffered else ids.get(push.message_id)
+        if offset is None:
             continue
-        number, offset = last.get((push.producer, push.lane), (-1, -1))
-        if push.number > number and place.offset <= offset:
-            yield f"P5: {push.producer} pushed {push.transaction_id} later, but it lies at {place.offset} <= {offset}"
-        if push.number > number:
-            last[push.producer, push.lane] = (push.number, place.offset)
+        for where in (0, push.broker):  # 0: what was stored when it was answered, wherever
+            number, before = last.get((push.producer, push.lane, where), (-1, -1))
+            if push.number > number and offset <= before:
+                yield f"P5: {push.producer} pushed {push.transaction_id} later, but it lies at {offset} <= {before}"
+            if push.number > number and (where or not buffered):
+                last[push.producer, push.lane, where] = (push.number, offset)
 
 
 def _undelivered(history: History, messages: Sequence[Stored], groups: Mapping[str, str]) -> Iterator[str]:
