@@ -103,13 +103,13 @@ def _values(payload: bytes) -> int:
 class FrameReader:
     """Reads frames from ``receive(count)``, which gives some bytes and none at the end.
 
-    ``large`` is held while a frame of `LARGE` bytes or more is read, so that many connections together
-    can't make this process hold many such frames.
+    ``large`` is entered to read a frame of `LARGE` bytes or more, so that many connections together can't
+    make this process hold many such frames.
     """
 
     __slots__ = ("_buffer", "_large", "_receive")
 
-    def __init__(self, receive: Callable[[int], bytes], large: AbstractContextManager[Any]) -> None:
+    def __init__(self, receive: Callable[[int], bytes], large: Callable[[], AbstractContextManager[Any]]) -> None:
         self._receive = receive
         self._large = large
         self._buffer = bytearray()
@@ -123,7 +123,7 @@ class FrameReader:
             raise BadFrame(f"length {length}")
         if length < LARGE:
             return self._rest(4 + length)
-        with self._large:
+        with self._large():
             return self._rest(4 + length)
 
     def _rest(self, size: int) -> tuple[int, bytes]:

@@ -6,7 +6,8 @@ few seconds, a few kilobytes, and one of a fixed number of connections.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, cast
 
 import gevent
@@ -25,6 +26,7 @@ log = Log("mesh")
 _HELLO_SECONDS = 5.0
 _HELLO_BYTES = 4096
 _LARGE_AT_ONCE = 2
+_LARGE_SECONDS = 5.0
 
 
 class Receiver(Protocol):
@@ -113,6 +115,12 @@ class Listener:
         except Exception:
             log.exception("mesh connection failed", address=address)
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Held by a connection that reads a large frame. One that takes too long gives it up, and ends."""
+        with self._large, gevent.Timeout(_LARGE_SECONDS, BadFrame("too slow")):
+            yield
+
     def _make_room(self) -> bool:
         """Whether one more connection may be served. The oldest without a HELLO goes first."""
         if len(self._open) < self._most:
@@ -164,7 +172,7 @@ class Listener:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._tls is not None:
             raw = connection.socket = self._tls.wrap_socket(raw, server_side=True)
-        reader = FrameReader(raw.recv, self._large)
+        reader = FrameReader(raw.recv, self._turn)
         frame = reader.read(_HELLO_BYTES)
         if frame is None:
             raise Refused("closed before its HELLO")

@@ -71,7 +71,7 @@ def _is_address(text: str) -> bool:
 
 
 def _port(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and int(text) <= 65_535 else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 65_535 else None
 
 
 class AllowList:
