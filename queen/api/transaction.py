@@ -40,7 +40,7 @@ class Operation(msgspec.Struct):
     payload: msgspec.Raw = msgspec.Raw(b"")
     data: msgspec.Raw = msgspec.Raw(b"")
     transactionId: Any = None
-    traceId: Any = None
+    traceId: msgspec.Raw = msgspec.Raw(b"")
     partitionId: Any = None
     status: Any = None
     consumerGroup: Any = None
@@ -69,7 +69,7 @@ class Bundle:
         check_id(len(self.order), key)
         check_names(masks, queue, partition, key)
         payload = bytes(item.payload) or bytes(item.data) or b"{}"
-        trace = item.traceId if isinstance(item.traceId, str) else ""
+        trace = bytes(item.traceId).strip(b'"')  # whatever is no UUID in a string is ignored
         self.order.append(("push", len(self.pushes)))
         self.pushes.append(
             Push(
@@ -77,7 +77,9 @@ class Bundle:
                 partition.encode(),
                 payload if masks is None else masks.restore(payload),
                 None if key is None else key.encode(),
-                parse_uuid(trace) if trace.replace("-", "").isalnum() else None,
+                parse_uuid(trace.decode())
+                if len(item.traceId) > len(trace) and trace.replace(b"-", b"").isalnum()
+                else None,
             )
         )
 

@@ -173,12 +173,20 @@ def test_no_transaction_id_means_the_message_id(api: Api, name: str, key: Any) -
         ("{01234567-89ab-cdef-0123-456789abcdef}", None),
         ("01234567 89ab cdef 0123 456789abcdef", None),
         (5, None),
+        (10**31, None),
+        ([], None),
         (None, None),
     ],
 )
 def test_a_trace_id_is_kept_or_ignored(api: Api, name: str, sent: Any, kept: str | None) -> None:
     commit(api, [{"type": "push", "queue": name, "traceId": sent, "payload": 1}])
     assert [message["traceId"] for message in api.broker.pop(name)] == [kept]
+
+
+def test_a_trace_id_beyond_all_numbers_is_ignored_too(api: Api, name: str) -> None:
+    body = b'{"operations":[{"type":"push","queue":"%b","traceId":1e400,"payload":1}]}' % name.encode()
+    assert api.broker.request("POST", "/api/v1/transaction", body).json()["success"] is True
+    assert [message["traceId"] for message in api.broker.pop(name)] == [None]
 
 
 @pytest.mark.parametrize(
