@@ -18,8 +18,22 @@ def blueprints() -> list[Blueprint]:
         pop,
         push,
         queues,
+        statistics,
         transaction,
     )
 
-    modules = (push, pop, ack, lease, transaction, queues, consumer_groups, dead_letters, maintenance, mesh, health)
+    modules = (
+        push,
+        pop,
+        ack,
+        lease,
+        transaction,
+        queues,
+        consumer_groups,
+        dead_letters,
+        maintenance,
+        mesh,
+        statistics,
+        health,
+    )
     return [module.blueprint for module in modules]

@@ -116,9 +116,9 @@ class HotListScan:
         self._since, changes = self._operations.hotlist_changed([lane.key for lane in lanes], since)
         for change in changes:
             self._hotlist.heard(lanes[change.queue], change.name, change.last_offset, change.born)
-        self._repair()
+        self.repair()
 
-    def _repair(self) -> None:
+    def repair(self) -> None:
         """Groups that somebody moved, here or through another broker: any change of a marker counts.
 
         The latest time seen would not do: transactions commit in another order than they begin.

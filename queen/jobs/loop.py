@@ -23,7 +23,7 @@ class Loop:
     first, if it is another.
     """
 
-    def __init__(self, log: Log, seconds: float, cycle: Callable[[], None], first: float | None = None) -> None:
+    def __init__(self, log: Log, seconds: float, cycle: Callable[[], object], first: float | None = None) -> None:
         self._log = log
         self._seconds = seconds
         self._first = seconds if first is None else first

@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from queen.db.database import conninfo
 from queen.engine.engine import Engine
+from queen.jobs import reconcile, retention, statistics
 from queen.jobs.lock import SessionLock
 from queen.jobs.loop import Loop
-from queen.jobs.retention import LOCK, Retention
-from queen.jobs.retention import log as retention_log
+from queen.log import Log
 from queen.settings import Settings
+
+_RECONCILE_SECONDS = 5.0
+_FIRST_BYTES_SECONDS = 10.0
 
 
 class Schedule:
     """The jobs of one worker. Some are done by one worker for its whole broker: by the holder among them."""
 
     def __init__(self, settings: Settings, engine: Engine) -> None:
-        self._settings = settings
-        self._lock = SessionLock(conninfo(settings), LOCK, retention_log)
+        s = self._settings = settings
+        self._lock = SessionLock(conninfo(s), retention.LOCK, retention.log)
+        sweep = retention.Retention(s, engine.database, self._lock, lambda: sweeping.stopping)
+        counts = statistics.Statistics(engine.database)
+        passes = reconcile.Reconcile(engine)
 
-        def sweep() -> None:
-            if engine.siblings.holder:
-                retention.cycle()
+        def by_holder(cycle: Callable[[], object]) -> Callable[[], None]:
+            def run() -> None:
+                if engine.siblings.holder:
+                    cycle()
 
-        self._retention = Loop(retention_log, settings.retention_interval_ms / 1000, sweep)
-        retention = Retention(settings, engine.database, self._lock, lambda: self._retention.stopping)
-        self._loops = [self._retention]
+            return run
+
+        def every(ms: int, log: Log, cycle: Callable[[], object], first: float | None = None) -> Loop:
+            return Loop(log, ms / 1000, cycle, None if first is None else min(first, ms / 1000))
+
+        sweeping = every(s.retention_interval_ms, retention.log, by_holder(sweep.cycle))
+        self._loops = [
+            sweeping,
+            every(s.stats_interval_ms, statistics.log, by_holder(counts.refresh)),
+            every(s.retained_bytes_interval_ms, statistics.log, by_holder(counts.add_up_bytes), _FIRST_BYTES_SECONDS),
+            every(s.cache_refresh_ms, reconcile.log, passes.cycle, _RECONCILE_SECONDS),
+        ]
 
     def start(self) -> None:
         s = self._settings
         for loop in self._loops:
             loop.start()
-        retention_log.info(
+        retention.log.info(
             "service started",
             interval_ms=s.retention_interval_ms,
-            advisory_lock=LOCK,
+            advisory_lock=retention.LOCK,
             batch_size=s.retention_batch_size,
             metrics_retention_days=s.metrics_retention_days,
         )
+        reconcile.log.info("state reconcile loop started", interval_ms=s.cache_refresh_ms)
 
     def stop(self) -> None:
         """Ends every job, in the middle of a cycle if it takes long. Locks are free then."""

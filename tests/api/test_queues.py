@@ -673,3 +673,21 @@ def test_a_queue_of_another_tenant_is_out_of_reach_in_sql(api: Api, name: str) -
     assert api.one("SELECT queen.log_queue_depth_v1(%s, %s, NULL)", stranger, name) is None
     assert api.one("SELECT queen.delete_queue_v1(%s, %s)", name, stranger) is False
     assert api.count("queues", "id = %s", queue) == 1
+
+
+def test_the_list_shows_what_is_stored_once_it_was_added_up(api: Api, name: str) -> None:
+    api.broker.push([{"queue": name, "payload": 1}])
+    api.sql.execute("SELECT queen.log_refresh_retained_bytes_v1()")
+    (queue,) = (q for q in api.get("/api/v1/resources/queues")["queues"] if q["name"] == name)
+    assert queue["segments"] == {"segments": 1, "messages": 1}
+    assert queue["retainedBytes"] == api.get(f"/api/v1/resources/queues/{name}")["retainedBytes"] > 0
+
+
+def test_statistics_are_computed_on_demand(api: Api, name: str) -> None:
+    api.make_queue(name, namespace=name)
+    response = api.request("POST", "/api/v1/stats/refresh", b"")
+    assert response.status == 200
+    answer = response.json()
+    assert set(answer) == {"engine", "queuesUpdated", "segPartitions", "namespaces", "tasks", "system", "refreshedAt"}
+    assert (answer["engine"], answer["system"]) == ("segments", {"systemUpdated": 1})
+    assert api.one("SELECT count(*) FROM queen.stats WHERE stat_type = 'namespace' AND stat_key = %s", name) == 1

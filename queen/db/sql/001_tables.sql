@@ -176,3 +176,36 @@ CREATE TABLE IF NOT EXISTS queen.system_state (
     value      jsonb NOT NULL,
     updated_at timestamptz NOT NULL DEFAULT now()
 );
+
+-- Statistics: one row for each queue, namespace, task, and one for all (stat_type 'system', stat_key 'global'). The key of
+-- a queue is its id. Rates are those between the last two computations.
+CREATE TABLE IF NOT EXISTS queen.stats (
+    stat_type               text NOT NULL,
+    stat_key                text NOT NULL,
+    queue_id                uuid REFERENCES queen.queues (id) ON DELETE CASCADE,
+    partition_id            uuid,
+    consumer_group          text,
+    child_count             bigint NOT NULL DEFAULT 0,  -- partitions; of a namespace or task: queues
+    total_messages          bigint NOT NULL DEFAULT 0,
+    pending_messages        bigint NOT NULL DEFAULT 0,
+    processing_messages     bigint NOT NULL DEFAULT 0,
+    completed_messages      bigint NOT NULL DEFAULT 0,
+    dead_letter_messages    bigint NOT NULL DEFAULT 0,
+    retained_bytes          bigint NOT NULL DEFAULT 0,
+    segment_count           bigint NOT NULL DEFAULT 0,
+    oldest_pending_at       timestamptz,
+    newest_message_at       timestamptz,
+    avg_lag_seconds         bigint NOT NULL DEFAULT 0,
+    max_lag_seconds         bigint NOT NULL DEFAULT 0,
+    median_lag_seconds      bigint NOT NULL DEFAULT 0,
+    avg_offset_lag          bigint NOT NULL DEFAULT 0,
+    max_offset_lag          bigint NOT NULL DEFAULT 0,
+    ingested_per_second     double precision NOT NULL DEFAULT 0,
+    processed_per_second    double precision NOT NULL DEFAULT 0,
+    prev_total_messages     bigint,
+    prev_completed_messages bigint,
+    prev_snapshot_at        timestamptz,
+    last_computed_at        timestamptz,
+    PRIMARY KEY (stat_type, stat_key)
+);
+CREATE INDEX IF NOT EXISTS idx_stats_queue ON queen.stats (queue_id);

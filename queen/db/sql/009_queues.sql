@@ -162,7 +162,7 @@ $$;
 
 -- The queues of a tenant, newest first. The filters are null when not asked for: exact namespace and
 -- task, a part of the name in any case. pending leaves out what is leased.
--- Counts of segments and bytes are 0 here: they alone would have to walk every segment of every queue.
+-- Counts of segments and bytes come from the statistics, since they alone would have to walk every segment.
 CREATE OR REPLACE FUNCTION queen.get_queues_v1(
     p_tenant uuid, p_namespace text, p_task text, p_search text, p_limit int, p_offset int)
 RETURNS json LANGUAGE sql STABLE AS $$
@@ -172,7 +172,8 @@ RETURNS json LANGUAGE sql STABLE AS $$
                'partitions', b.partitions, 'partitionCount', b.partitions,
                'priority', q.priority, 'leaseTime', q.lease_time, 'retryLimit', q.retry_limit,
                'maxSize', q.max_queue_size, 'encryptionEnabled', q.encryption_enabled,
-               'retainedBytes', 0, 'segments', json_build_object('segments', 0, 'messages', b.total),
+               'retainedBytes', coalesce(s.retained_bytes, 0),
+               'segments', json_build_object('segments', coalesce(s.segment_count, 0), 'messages', b.total),
                'messages', json_build_object('total', b.total, 'pending', b.pending - b.processing,
                                              'processing', b.processing))
            ORDER BY q.created_at DESC, q.id DESC), '[]'))
@@ -181,6 +182,7 @@ RETURNS json LANGUAGE sql STABLE AS $$
                AND (p_task IS NULL OR q.task = p_task)
                AND (p_search IS NULL OR strpos(lower(q.name), lower(p_search)) > 0)
              ORDER BY q.created_at DESC, q.id DESC LIMIT p_limit OFFSET p_offset) q
+      LEFT JOIN queen.stats s ON s.stat_type = 'queue' AND s.stat_key = q.id::text
      CROSS JOIN LATERAL (
            SELECT count(*) AS partitions, coalesce(sum(x.total), 0) AS total,
                   coalesce(sum(x.pending), 0) AS pending, coalesce(sum(x.processing), 0) AS processing
