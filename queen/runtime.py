@@ -169,6 +169,8 @@ class Runtime:
         if self.stopping:
             return
         self.stopping = True
+        if self._engine is not None:
+            self._engine.stopping = True
         shutdown_log.info("signal received — draining in-flight requests")
         started = time.monotonic()
         for connection in list(self.idle.values()):

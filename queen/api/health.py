@@ -18,7 +18,9 @@ ENGINE = "segments-python"
 @blueprint.get("/health")
 @direct
 def health(request: Request) -> Answer:
-    """Readiness: whether a pooled connection makes a round trip. 200 or 503."""
+    """Readiness: whether a pooled connection makes a round trip. 200, or 503 also when the broker is leaving."""
+    if request.engine.stopping:
+        return _health("stopping", "unchecked", 503)
     try:
         administration.ping(request.engine.database)
     except (Unavailable, psycopg.Error):

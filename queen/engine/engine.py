@@ -35,6 +35,7 @@ class Engine:
     def __init__(self, settings: Settings, database: Database) -> None:
         self.settings = settings
         self.database = database
+        self.stopping = False  # the worker is leaving: load balancers should know
         self.operations = Operations(database)
         self.flags = Flags(self.operations)
         self.encryption = Encryption(settings)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import threading
+
 from queen import __version__
 from queen.db.embedded import EmbeddedServer
 from tests.api.conftest import Api
-from tests.broker import wait_until
+from tests.broker import Broker, wait_until
 from tests.conftest import Brokers
 
 
@@ -58,3 +61,20 @@ def test_without_database_a_broker_is_alive_but_not_ready(brokers: Brokers, embe
 
     embedded.start()
     wait_until(lambda: broker.request("GET", "/health").status == 200, 30, "the broker is ready again")
+
+
+def test_a_broker_that_is_stopping_is_not_ready(broker: Broker) -> None:
+    with broker.connect() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: queen\r\n")  # a request under way at the signal
+        broker.request("GET", "/status")  # it was accepted before this
+        stopping = threading.Thread(target=broker.stop, daemon=True)
+        stopping.start()
+        wait_until(lambda: "draining in-flight requests" in broker.log(), what="the broker is stopping")
+        connection.sendall(b"\r\n")
+        answer = b""
+        while part := connection.recv(4096):
+            answer += part
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert json.loads(body)["status"] == "stopping"
+    stopping.join(40)
