@@ -111,6 +111,8 @@ class HotListScan:
         if not lanes:
             self._since = None
             return
+        if self._since is None:
+            self.look()  # the first answer only tells from when on to ask
         since = None if self._since is None else self._since - _LATE_MICROSECONDS
         self.scans += 1
         self._since, changes = self._operations.hotlist_changed([lane.key for lane in lanes], since)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlencode
 
 import psutil
 
@@ -70,12 +71,16 @@ def listener_pid(port: int) -> int | None:
 
 
 class Consumer:
-    """A consumer that waits at one broker, pop after pop, and notes when each message came."""
+    """A consumer that waits at one broker, pop after pop, and notes when each message came.
 
-    def __init__(self, broker: Broker, queue: str, timeout: int = 1000, **params: Any) -> None:
+    Takes what follows ``/api/v1/pop/`` in its pops, and more of their query.
+    """
+
+    def __init__(self, broker: Broker, target: str, timeout: int = 1000, **params: Any) -> None:
+        query = urlencode({"autoAck": "true", "wait": "true", "timeout": timeout, **params})
+        path, _, more = target.partition("?")
         self._broker = broker
-        self._queue = queue
-        self._params = {"autoAck": True, "wait": True, "timeout": timeout, **params}
+        self._target = f"/api/v1/pop/{path}?{more}&{query}".replace("pop/?", "pop?")
         self.came: dict[str, float] = {}
         self._stop = False
         self._thread = threading.Thread(target=self._run)
@@ -92,23 +97,30 @@ class Consumer:
         while not self._stop:
             # The broker may be killed under it.
             with contextlib.suppress(OSError, http.client.HTTPException):
-                for message in self._broker.pop(self._queue, **self._params):
+                answer = self._broker.request("GET", self._target)
+                for message in answer.json()["messages"] if answer.status == 200 else []:
                     self.came[message["data"]] = time.monotonic()
 
     def has(self, payload: str) -> bool:
         return payload in self.came
 
+    def wait(self, payload: str) -> float:
+        """Wait for a message; how many seconds after the call it came, below zero if it was there already."""
+        started = time.monotonic()
+        wait_until(lambda: self.has(payload), LONG, f"{payload} comes")
+        return self.came[payload] - started
+
 
 def latencies(pusher: Broker, popper: Broker, queue: str, count: int) -> list[float]:
     """Push messages one by one, each when the consumer waits again; seconds until it had each."""
     took = []
-    with Consumer(popper, queue) as consumer:
+    with Consumer(popper, f"queue/{queue}") as consumer:
         for number in range(count):
             payload = f"{queue}-{number}"
             time.sleep(0.03)  # the consumer is back in its wait, or will find the message there
             sent = time.monotonic()
             pusher.push([{"queue": queue, "payload": payload}])
-            wait_until(lambda payload=payload: consumer.has(payload), LONG, "the message comes")  # type: ignore[misc]
+            consumer.wait(payload)
             took.append(consumer.came[payload] - sent)
     return took
 
