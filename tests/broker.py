@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"
 
 # Variables of the caller's shell that would change what a broker does.
-_FOREIGN = ("PG", "QUEEN_", "JWT_", "FILE_BUFFER_", "GUNICORN_", "WEB_CONCURRENCY", "PORT")
+_FOREIGN = ("PG", "PXDB_", "QUEEN_", "JWT_", "FILE_BUFFER_", "GUNICORN_", "WEB_CONCURRENCY", "PORT")
 
 T = TypeVar("T")
 
@@ -62,6 +62,9 @@ class Response(NamedTuple):
 
 class Broker:
     """One broker: a gunicorn master with its workers, on a port that stays across restarts."""
+
+    application = "-c conf/gunicorn.conf.py queen.wsgi"
+    health_path = "/health"
 
     def __init__(self, directory: Path, postgres: Mapping[str, str], name: str = "broker") -> None:
         """Describe a broker; nothing is started yet.
@@ -156,7 +159,7 @@ class Broker:
             if not self.running:
                 raise AssertionError(f"{self.name} stopped while starting\n{self.log()}")
             with contextlib.suppress(OSError, http.client.HTTPException):
-                return self.request("GET", "/health", timeout=5).status == 200
+                return self.request("GET", self.health_path, timeout=5).status == 200
             return False
 
         try:
@@ -183,7 +186,7 @@ class Broker:
         }
 
     def _launch(self) -> None:
-        command = "-m gunicorn -k gevent -c conf/gunicorn.conf.py queen.wsgi".split()
+        command = f"-m gunicorn -k gevent {self.application}".split()
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, *command],
