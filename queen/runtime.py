@@ -12,16 +12,15 @@ import os
 import signal
 import socket
 import time
-from contextlib import suppress
 from typing import Any
 
 import gevent
 import psycopg
 from gevent.event import Event
-from gevent.monkey import get_original
 
-from queen import __version__
+from queen import __version__, worker
 from queen.api.http import Environ, Refusal, Request
+from queen.api.receiving import Receiving
 from queen.db import schema
 from queen.db.database import Database, conninfo
 from queen.db.errors import StatementFailed, Unavailable
@@ -43,7 +42,9 @@ _START_WAIT_SECONDS = 5.0
 _RETRY_SECONDS = 1.0
 _GC_THRESHOLDS = (20_000, 20, 50)
 
-_socket = get_original("socket", "socket")
+# How long a connection may wait for its next request when the worker stops: clients that send another
+# soon get it answered, and are told that it was the last.
+_IDLE_SECONDS = 1.0
 
 
 class Runtime:
@@ -53,6 +54,9 @@ class Runtime:
         self.settings = settings
         self.stopping = False
         self.idle: dict[int, socket.socket] = {}
+        self._receiving = Receiving(
+            settings.max_body_bytes, settings.body_room_mb << 20, settings.body_timeout_ms / 1000
+        )
         self._database = Database(settings)
         self._engine: Engine | None = None
         self._spool: Spool | None = None
@@ -60,6 +64,7 @@ class Runtime:
         self._mesh: Mesh | None = None
         self._ready = Event()
         self._started_in = 0
+        self._gunicorn: Any = None  # its configuration, in a worker
 
     def request(self, environ: Environ, query: str) -> Request:
         """Binds a request to the engine; raises a 503 `Refusal` when it is not up within 5 seconds."""
@@ -69,13 +74,14 @@ class Runtime:
         engine, spool = self._engine, self._spool
         if engine is None or spool is None:
             raise Refusal(503, "starting")
-        return Request(environ, query, engine, spool, DEFAULT_TENANT, self.settings.max_body_bytes)
+        return Request(environ, query, engine, spool, DEFAULT_TENANT, self._receiving)
 
     def start(self) -> None:
         """Starts the engine in a greenlet of this process, once."""
         if self._started_in != os.getpid():
             self._started_in = os.getpid()
             gevent.spawn(self._start)
+            gevent.spawn(self._receiving.watch, worker.end_of_requests)
 
     def _start(self) -> None:
         self._log_configuration()
@@ -165,7 +171,7 @@ class Runtime:
         )
 
     def stop(self) -> None:
-        """Ends idle connections, answers parked pops and flushes what is in flight."""
+        """Ends idle connections in a while, answers parked pops and flushes what is in flight."""
         if self.stopping:
             return
         self.stopping = True
@@ -173,8 +179,7 @@ class Runtime:
             self._engine.stopping = True
         shutdown_log.info("signal received — draining in-flight requests")
         started = time.monotonic()
-        for connection in list(self.idle.values()):
-            _end_of_requests(connection)
+        gevent.spawn(self._end_idle)
         if self._engine is not None:
             if self._mesh is not None:
                 self._mesh.stop()
@@ -188,8 +193,27 @@ class Runtime:
             self._schedule.stop()
         shutdown_log.info("shutdown complete", elapsed_ms=int((time.monotonic() - started) * 1000))
 
-    def stop_on_signals(self) -> None:
-        """Stops gracefully on SIGTERM before gunicorn's own handler begins to wait for open requests."""
+    def _end_idle(self) -> None:
+        """Ends connections on which no request comes, until gunicorn sees that there are none. Never returns."""
+        while True:
+            before = dict(self.idle)
+            gevent.sleep(_IDLE_SECONDS)
+            for number, connection in list(self.idle.items()):
+                if before.get(number) is connection:
+                    worker.end_of_requests(connection.fileno())
+
+    def connected(self, connection: socket.socket) -> None:
+        """A client has connected and not sent a request yet."""
+        self.idle[connection.fileno()] = connection
+
+    def enter_worker(self) -> None:
+        """Takes note of gunicorn's settings, and has SIGTERM stop this gracefully.
+
+        That begins before gunicorn's own handler starts to wait for open requests.
+        """
+        self._gunicorn = worker.configuration()
+        if self._gunicorn is not None:
+            self._database.share(self._gunicorn.workers)
         previous = signal.getsignal(signal.SIGTERM)
 
         def handle(number: int, frame: Any) -> None:
@@ -198,15 +222,6 @@ class Runtime:
                 previous(number, frame)
 
         signal.signal(signal.SIGTERM, handle)
-
-
-def _end_of_requests(connection: socket.socket) -> None:
-    """Lets gunicorn read the end of an idle connection, on which it would wait for a next request.
-
-    Through a copy of the socket, since gevent's own shutdown raises an error in the greenlet that reads.
-    """
-    with suppress(OSError), _socket(fileno=os.dup(connection.fileno())) as copy:
-        copy.shutdown(socket.SHUT_RD)
 
 
 def masked(secret: str) -> str:

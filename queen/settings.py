@@ -79,6 +79,12 @@ class Settings:
     port: int = _setting("PORT", 6632, "HTTP port", 1, 65535)
     bind_addr: str = _setting("QUEEN_BIND_ADDR", "0.0.0.0", "HTTP listen host, without a port")
     max_body_bytes: int = _setting("QUEEN_MAX_BODY_BYTES", 67_108_864, "request body cap; 413 above it", 1)
+    body_room_mb: int = _setting(
+        "QUEEN_BODY_ROOM_MB", 512, "memory of a worker for bodies that are being received; 503 above it", 1
+    )
+    body_timeout_ms: int = _setting(
+        "QUEEN_BODY_TIMEOUT_MS", 120_000, "a request body that takes longer to come is given up with 408", 1000
+    )
     log_level: str = _setting("RUST_LOG LOG_LEVEL", "info", "log filter, as in info,fusion=debug")
     log_json: bool = _setting("QUEEN_LOG_JSON", False, "log one JSON object a line")
     server_id: str = _setting("QUEEN_SERVER_ID HOSTNAME", "", "name of this broker; default: the host name")
@@ -90,7 +96,12 @@ class Settings:
     pg_user: str = _setting("PG_USER", "postgres", "user")
     pg_password: str = _secret("PG_PASSWORD", "postgres", "password")
     pg_database: str = _setting("PG_DATABASE PG_DB", "postgres", "database")
-    pool_size: int = _setting("DB_POOL_SIZE", 160, "most connections; lowered to what the server offers", 2)
+    pool_size: int = _setting(
+        "DB_POOL_SIZE",
+        160,
+        "most connections of a broker, divided among its workers; lowered to what the server offers",
+        2,
+    )
     statement_timeout_ms: int = _setting(
         "QUEEN_STMT_TIMEOUT_MS", 30_000, "a statement running longer is cancelled on the server", 1
     )

@@ -14,7 +14,7 @@ import sys
 
 import gevent
 
-from queen import log
+from queen import log, worker
 from queen.app import create_app
 from queen.runtime import FATAL_STATUS, Runtime
 from queen.settings import Settings, SettingsError
@@ -29,13 +29,14 @@ except SettingsError as error:
 log.configure(settings.log_level, settings.log_json)
 runtime = Runtime(settings)
 application = create_app(runtime)
+worker.install(runtime.connected)
 
 
 def _start_in_worker() -> None:
     """Runs in the hub of the worker that imported this module, or was forked from who did."""
 
     def start() -> None:
-        runtime.stop_on_signals()
+        runtime.enter_worker()
         runtime.start()
 
     gevent.spawn(start)

@@ -14,19 +14,16 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote_plus, unquote_to_bytes
 
-from gunicorn.http.errors import NoMoreData, ParseException
-
 from queen import codec
-from queen.engine.waiting import ClientGone
 
 if TYPE_CHECKING:
+    from queen.api.receiving import Receiving
     from queen.engine.engine import Engine
     from queen.spool.spool import Spool
 
 Environ = dict[str, Any]
 
 _INT32 = re.compile(r"[+-]?[0-9]+")
-_CHUNK = 1 << 20
 
 
 class Answer:
@@ -82,10 +79,10 @@ class Request:
     authenticated producer or None.
     """
 
-    __slots__ = ("body_limit", "engine", "environ", "query", "spool", "subject", "tenant")
+    __slots__ = ("_receiving", "engine", "environ", "query", "spool", "subject", "tenant")
 
     def __init__(
-        self, environ: Environ, query: str, engine: Engine, spool: Spool, tenant: bytes, body_limit: int
+        self, environ: Environ, query: str, engine: Engine, spool: Spool, tenant: bytes, receiving: Receiving
     ) -> None:
         self.environ = environ
         self.query = query
@@ -93,46 +90,11 @@ class Request:
         self.spool = spool
         self.tenant = tenant
         self.subject: bytes | None = None
-        self.body_limit = body_limit
+        self._receiving = receiving
 
     def body(self) -> bytes:
-        """The body's bytes, all of them.
-
-        Raises a 413 `Refusal` as soon as it is known to pass the cap, a 400 one for malformed chunks, and
-        `ClientGone` when it ends early.
-        """
-        length = self.environ.get("CONTENT_LENGTH")
-        if not length and "HTTP_TRANSFER_ENCODING" not in self.environ:
-            return b""
-        try:
-            return self._chunks() if not length else self._bytes(int(length))
-        except NoMoreData:
-            raise ClientGone from None
-        except OSError as error:
-            if error.errno is not None:
-                raise ClientGone from None
-            raise Refusal(400, f"bad body: {error}", unread=True) from None
-        except ParseException as error:
-            raise Refusal(400, f"bad body: {error}", unread=True) from None
-
-    def _bytes(self, length: int) -> bytes:
-        if length > self.body_limit:
-            raise Refusal(413, "request body too large", unread=True)
-        data: bytes = self.environ["wsgi.input"].read(length)
-        if len(data) < length:
-            raise ClientGone
-        return data
-
-    def _chunks(self) -> bytes:
-        stream = self.environ["wsgi.input"]
-        parts: list[bytes] = []
-        size = 0
-        while part := stream.read(_CHUNK):
-            size += len(part)
-            if size > self.body_limit:
-                raise Refusal(413, "request body too large", unread=True)
-            parts.append(part)
-        return b"".join(parts)
+        """The body's bytes, all of them; raises what `Receiving.body` raises."""
+        return self._receiving.body(self.environ)
 
     def json(self) -> Any:
         """The body decoded by the general codec; raises a 400 `Refusal`."""
@@ -149,8 +111,8 @@ class Request:
 class Host(Protocol):
     """What the application needs of the worker it runs in.
 
-    ``idle`` holds the connections that may bring another request, by file number; those that were closed
-    meanwhile stay until the number is used again.
+    ``idle`` holds the connections that may bring a request, their first or another, by file number; those that
+    were closed meanwhile stay until the number is used again.
     """
 
     stopping: bool

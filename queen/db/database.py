@@ -66,6 +66,7 @@ class Database:
         self._conninfo = conninfo(settings)
         self._timeout = settings.statement_timeout_ms / 1000
         self.size = settings.pool_size
+        self._workers = 1
         self._slots = Semaphore(_STATEMENTS)
         self._pool: ConnectionPool[Connection] | None = None
         self._server: Any = None
@@ -80,6 +81,11 @@ class Database:
         remembered of them must be forgotten before the new one is asked for anything.
         """
         self._watchers.append(watcher)
+
+    def share(self, workers: int) -> None:
+        """The broker has this many workers: each gets its part of the broker's connections. Before `open`."""
+        self._workers = max(workers, 1)
+        self.size = max(_MINIMUM, self.size // self._workers)
 
     def open(self) -> None:
         """Sizes the pool to the server's own limit. Raises `psycopg.OperationalError` if it is away."""
@@ -114,9 +120,11 @@ class Database:
             " - current_setting('superuser_reserved_connections')::int"
         ).fetchone()
         started, most = row or (None, 0)
-        offered = max(_MINIMUM, most - _SPARE)
+        offered = max(_MINIMUM, (most - _SPARE) // self._workers)
         if offered < self.size:
-            log.warning("DB_POOL_SIZE lowered to what the server offers", wanted=self.size, size=offered)
+            log.warning(
+                "DB_POOL_SIZE lowered to what the server offers", wanted=self.size, size=offered, workers=self._workers
+            )
             self.size = offered
             if self._pool is not None:
                 self._pool.resize(_MINIMUM, offered)
