@@ -236,6 +236,8 @@ class Mesh:
         connection = socket.create_connection((peer.host, peer.port), timeout=_CONNECT_SECONDS)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A cut cable looks like a peer that is slow to answer; when it is mended, old hints would come first.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._settings.sync_dead_threshold_ms)
             if self._tls is None:
                 return connection
             return self._tls.client.wrap_socket(connection, server_hostname=peer.host)
