@@ -343,7 +343,7 @@ class EmbeddedServer:
         """Wait for the line of postmaster.pid by which `pg_ctl` too knows that a server is ready."""
         deadline = time.monotonic() + _PATIENCE
         while self.running:
-            if self._postmaster_line(0) == str(self.pid) and self._postmaster_line(7) == "ready":
+            if self._postmaster_line(0) == str(self.pid) and self._postmaster_line(7) in ("ready", "standby"):
                 return
             if time.monotonic() > deadline:
                 raise EmbeddedError(f"PostgreSQL isn't ready after {_PATIENCE:.0f} s:\n{self.log_tail()}")

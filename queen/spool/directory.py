@@ -182,7 +182,7 @@ class SpoolDirectory:
     def sizes(self, folder: str = "") -> dict[str, int]:
         """The files that wait, or those of a folder, with their sizes in bytes."""
         found: dict[str, int] = {}
-        with suppress(FileNotFoundError), os.scandir(self.path / folder) as entries:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.path / folder) as entries:
             for entry in entries:
                 if entry.name.endswith((".tmp", ".buf")):
                     with suppress(FileNotFoundError):
@@ -230,7 +230,7 @@ class SpoolDirectory:
         _sync(self.path)
 
     def _names(self, *endings: str) -> list[str]:
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             return sorted(name for name in os.listdir(self.path) if name.endswith(endings))
         return []
 

@@ -3,36 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from queen.db.embedded import EmbeddedServer
-from tests.broker import Broker, wait_until
+from tests.broker import wait_until
 from tests.conftest import Brokers
-
-
-def item(key: str, partition: str = "p", **fields: Any) -> dict[str, Any]:
-    return {"queue": "q", "partition": partition, "transactionId": key, "payload": {"k": key}, **fields}
-
-
-def buffers(broker: Broker) -> dict[str, Any]:
-    answer: dict[str, Any] = broker.request("GET", "/api/v1/status/buffers").json()
-    return answer
-
-
-def wait_drained(broker: Broker, timeout: float = 60) -> None:
-    wait_until(
-        lambda: buffers(broker) | {"failed": 0} == {"pending": 0, "failed": 0, "dbHealthy": True, "worker": 0},
-        timeout,
-        "the spool is empty",
-    )
-
-
-def consume(broker: Broker, partition: str = "p") -> list[dict[str, Any]]:
-    """All that is there, in order."""
-    found: list[dict[str, Any]] = []
-    while messages := broker.pop("q", partition, batch=1000, autoAck=True, subscriptionMode="all"):
-        found += messages
-    return found
+from tests.spool.conftest import buffers, consume, item, wait_drained
 
 
 def test_pushes_in_an_outage_are_buffered_and_delivered_once(brokers: Brokers, embedded: EmbeddedServer) -> None:
