@@ -174,6 +174,7 @@ def test_named_paths_exist(page: Path) -> None:
 def test_named_variables_exist(page: Path) -> None:
     known = {name for setting in fields(Settings) if setting.metadata for name in setting.metadata["variable"].names}
     known |= {"WEB_CONCURRENCY", "GUNICORN_CMD_ARGS"}  # gunicorn's own
+    known |= {"QUEEN_BROKERS", "QUEEN_TOKEN"}  # of scripts/maintenance
     assert set(_VARIABLE.findall(page.read_text())) <= known
 
 

@@ -15,6 +15,7 @@ def blueprints() -> list[Blueprint]:
         lease,
         maintenance,
         mesh,
+        metrics,
         pop,
         push,
         queues,
@@ -33,6 +34,7 @@ def blueprints() -> list[Blueprint]:
         dead_letters,
         maintenance,
         mesh,
+        metrics,
         statistics,
         health,
     )

@@ -57,6 +57,7 @@ def _ack(request: Request, items: list[AckItem], group: str | None, masks: Masks
         if masks is not None:
             unmask(item, masks)
     results = request.engine.acker.ack(request.tenant, items)
+    request.engine.counters.acked(items, results)
     return Answer(
         200,
         _encode(

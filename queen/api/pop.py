@@ -22,7 +22,7 @@ from queen.api.http import (
     strict_boolean,
     strict_integer,
 )
-from queen.db.binary import timestamp_text
+from queen.db.binary import now, timestamp_text
 from queen.db.records import Subscription
 from queen.engine.encryption import Encryption
 from queen.engine.frames import decode
@@ -111,6 +111,7 @@ def pop_queue(request: Request, queue: str) -> Answer:
         popped = request.engine.popper.wildcard(asked, queue.encode())
     except PopFailed as error:
         return json_answer({"error": str(error)}, 500)
+    request.engine.counters.popped(request.tenant, queue, popped, now())
     return answer(popped, queue, p.group, request.engine.encryption)
 
 
@@ -126,6 +127,7 @@ def pop_partition(request: Request, queue: str, partition: str) -> Answer:
         popped = request.engine.popper.pinned(asked, queue.encode(), partition.encode())
     except PopFailed as error:
         return json_answer({"error": str(error)}, 500)
+    request.engine.counters.popped(request.tenant, queue, popped, now())
     return answer(popped, queue, p.group, request.engine.encryption)
 
 
@@ -143,6 +145,7 @@ def pop_discovery(request: Request) -> Answer:
         popped = request.engine.popper.discovery(asked, p.namespace.encode(), p.task.encode())
     except PopFailed as error:
         return json_answer({"error": str(error)}, 500)
+    request.engine.counters.popped(request.tenant, "", popped, now())
     return answer(popped, "", p.group, request.engine.encryption)
 
 

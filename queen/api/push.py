@@ -52,6 +52,7 @@ def push(request: Request) -> Answer:
                 return Answer(201, b"[]")
             diverted = intake.diverts
             outcomes = intake.push(request.tenant, items, request.subject)
+            request.engine.counters.pushed(request.tenant, outcomes)
             status = 500 if diverted and any(outcome.status == FAILED for outcome in outcomes) else 201
             return Answer(status, _encode(outcomes))
     except QueueEncrypted as error:

@@ -118,6 +118,7 @@ def transaction(request: Request) -> Answer:
         return _failure(call_id, TransactionRefused(error.message, "db_error"), 200)
     except TransactionRefused as error:
         return _failure(call_id, error, 200)
+    request.engine.counters.transacted(request.tenant, {push.queue.decode() for push in bundle.pushes})
     results: list[dict[str, Any]] = []
     for index, (kind, position) in enumerate(bundle.order):
         result: dict[str, Any] = {"index": index, "type": kind, "success": True}

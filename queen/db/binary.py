@@ -8,6 +8,7 @@ of the ``*_send`` and ``*_recv`` functions of PostgreSQL's sources.
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -115,6 +116,11 @@ def read_int8s(data: bytes) -> list[int]:
 def read_timestamp(data: bytes) -> datetime:
     """A timestamptz: microseconds since 2000-01-01 UTC."""
     return _POSTGRES_EPOCH + timedelta(microseconds=read_int8(data))
+
+
+def now() -> int:
+    """This machine's clock, in microseconds since 2000-01-01 UTC."""
+    return int((time.time() - _POSTGRES_EPOCH.timestamp()) * 1_000_000)
 
 
 def timestamp_text(microseconds: int) -> str:

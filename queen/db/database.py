@@ -73,6 +73,7 @@ class Database:
         self._watchers: list[Callable[[], None]] = []
         # A hint: whether the last call found PostgreSQL there, and taking writes.
         self.healthy = True
+        self.errors = 0  # statements that were refused or lost, and those that got no connection
 
     def watch_server(self, watcher: Callable[[], None]) -> None:
         """Has ``watcher`` called when another server answers than before: a promoted standby, or after a restart.
@@ -174,6 +175,7 @@ class Database:
                 self.healthy = True
                 return result
             except StatementFailed as error:
+                self.errors += 1
                 if error.away:
                     self.healthy = False
                 raise
@@ -204,6 +206,7 @@ class Database:
             return self._pool.getconn(seconds)
         except (PoolTimeout, PoolClosed) as error:
             self.healthy = False
+            self.errors += 1
             raise Unavailable(str(error)) from None
 
     def _give(self, connection: Connection) -> None:

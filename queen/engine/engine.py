@@ -11,6 +11,7 @@ from queen.db.database import Database
 from queen.db.operations import Operations
 from queen.engine.ack import Acker
 from queen.engine.admission import Admission
+from queen.engine.counters import Counters
 from queen.engine.dedup import DedupCache
 from queen.engine.encryption import Encryption
 from queen.engine.flags import Flag, Flags
@@ -38,6 +39,7 @@ class Engine:
         self.stopping = False  # the worker is leaving: load balancers should know
         self.operations = Operations(database)
         self.flags = Flags(self.operations)
+        self.counters = Counters()
         self.encryption = Encryption(settings)
         self.hotlist = HotList()
         self.scan = HotListScan(settings, self.operations, self.hotlist)

@@ -80,13 +80,10 @@ class Lane:
     used: float = 0.0
 
     @property
-    def sleepers(self) -> bool:
-        """Whether any pop of this queue is parked here."""
-        return bool(
-            len(self.scanners)
-            or any(map(len, self.pinned.values()))
-            or any(len(ring.gate) for ring in self.rings.values())
-        )
+    def sleepers(self) -> int:
+        """How many pops of this queue are parked here."""
+        pinned = sum(map(len, self.pinned.values()))
+        return len(self.scanners) + pinned + sum(len(ring.gate) for ring in self.rings.values())
 
     def ring(self, group: bytes) -> Ring:
         ring = self.rings.get(group)

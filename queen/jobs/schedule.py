@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from queen.db.database import conninfo
 from queen.engine.engine import Engine
-from queen.jobs import reconcile, retention, statistics
+from queen.jobs import collector, reconcile, retention, statistics
 from queen.jobs.lock import SessionLock
 from queen.jobs.loop import Loop
 from queen.log import Log
@@ -14,6 +14,7 @@ from queen.settings import Settings
 
 _RECONCILE_SECONDS = 5.0
 _FIRST_BYTES_SECONDS = 10.0
+_SAMPLE_MS = 1000
 
 
 class Schedule:
@@ -25,6 +26,7 @@ class Schedule:
         sweep = retention.Retention(s, engine.database, self._lock, lambda: sweeping.stopping)
         counts = statistics.Statistics(engine.database)
         passes = reconcile.Reconcile(engine)
+        self._collector = collector.Collector(s, engine)
 
         def by_holder(cycle: Callable[[], object]) -> Callable[[], None]:
             def run() -> None:
@@ -42,6 +44,9 @@ class Schedule:
             every(s.stats_interval_ms, statistics.log, by_holder(counts.refresh)),
             every(s.retained_bytes_interval_ms, statistics.log, by_holder(counts.add_up_bytes), _FIRST_BYTES_SECONDS),
             every(s.cache_refresh_ms, reconcile.log, passes.cycle, _RECONCILE_SECONDS),
+            every(s.metrics_flush_ms, collector.log, self._collector.flush),
+            every(_SAMPLE_MS, collector.log, self._collector.sample, 0.0),
+            every(_SAMPLE_MS, collector.log, self._collector.watch),
         ]
 
     def start(self) -> None:
@@ -55,10 +60,12 @@ class Schedule:
             batch_size=s.retention_batch_size,
             metrics_retention_days=s.metrics_retention_days,
         )
+        collector.log.info("collector started", flush_ms=s.metrics_flush_ms, replica=s.server_id)
         reconcile.log.info("state reconcile loop started", interval_ms=s.cache_refresh_ms)
 
     def stop(self) -> None:
         """Ends every job, in the middle of a cycle if it takes long. Locks are free then."""
         for loop in self._loops:
             loop.stop()
+        self._collector.close()
         self._lock.close()
