@@ -27,12 +27,13 @@ POP = "/api/v1/pop/queue/orders?batch=1&wait=true&consumerGroup=demo&subscriptio
 
 
 class Walk:
-    """Prints and does one step after another; a wrong answer ends the script."""
+    """Prints and does one step after another; `surprises` are the answers that were not as they should be."""
 
     def __init__(self, stack: Stack, ports: Ports) -> None:
         self._stack = stack
         self._ports = ports
         self.key = ""
+        self.surprises: list[str] = []
 
     def curl(
         self,
@@ -48,11 +49,9 @@ class Walk:
 
         Takes where it goes, the status that must come back, and whether the two headers go along.
         """
-        shown = ["curl -s"]
+        words = ["curl", "-s", *(["-X", method] if method != "GET" else []), f'"http://localhost:{port}{path}"']
+        shown = [" ".join(words)]
         headers = {}
-        if method != "GET":
-            shown.append(f"-X {method}")
-        shown.append(f'"http://localhost:{port}{path}"')
         if host:
             headers["Host"] = f"{SLUG}.local.test"
             shown.append(f'-H "Host: {headers["Host"]}"')
@@ -75,7 +74,10 @@ class Walk:
             connection.close()
         say(f"{response.status}  {text}")
         if response.status != expected:
-            fail(f"That should have been {expected}.")
+            self.surprises.append(
+                f"{method} {path.partition('?')[0]} at port {port}: {response.status}, not {expected}"
+            )
+            say(f"That should have been {expected}.")
         return json.loads(text) if text else None
 
     def psql(self, statement: str, shown: str | None = None) -> str:
@@ -135,8 +137,10 @@ def walk(stack: Stack) -> None:
     title("Through the front door")
     step.curl(ports.proxy, "POST", "/api/v1/push", 201, PUSH)
     popped = step.curl(ports.proxy, "GET", POP, 200)
+    if not popped or not popped.get("messages"):
+        fail("The message didn't come back.")
     message = popped["messages"][0]
-    say(f'\nIts producerSub is "{message["producerSub"]}": it came through the front door.')
+    say(f"\nIts producerSub is {message['producerSub']}: who vouched for the push to the broker.")
     ack = json.dumps({name: message[name] for name in ("partitionId", "transactionId", "leaseId", "consumerGroup")})
     step.curl(ports.proxy, "POST", "/api/v1/ack", 200, ack)
 
@@ -152,6 +156,8 @@ def walk(stack: Stack) -> None:
         step.stack("start", name)
     step.mesh_lines("queen-a")
 
+    if step.surprises:
+        fail("Not all of it was as it should be:\n  " + "\n  ".join(step.surprises))
     say(
         f"\nThat was all of it. The console: http://{SLUG}.localhost:{ports.proxy}/console\n"
         f"Sign in as {EMAIL} with the password {PASSWORD}."

@@ -9,6 +9,7 @@ from flask import Flask, Response
 
 from queen.log import Log
 from queen.proxy.client import Client
+from queen.proxy.console import room
 from queen.proxy.refusals import Refusal, route_blocked
 from queen.proxy.runtime import Runtime
 
@@ -29,9 +30,14 @@ class Proxy(Flask):
         self.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
         self.url_map.merge_slashes = False
         self.runtime = runtime
+        self.before_request(runtime.wait_ready)
         self.register_error_handler(Refusal, answer)
         self.register_error_handler(404, lambda _: answer(route_blocked()))
         self.register_error_handler(405, lambda _: answer(route_blocked()))
+        if runtime.pxdb is None:
+            room.close(self)
+        else:
+            room.install(self, runtime.settings, runtime.pxdb, runtime.identity, runtime.gateway, lambda _: None)
 
     def wsgi_app(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         client = Client(environ, self.runtime)

@@ -88,6 +88,9 @@ class ProxySettings:
     cookie_domain: str = _setting("QUEEN_PROXY_COOKIE_DOMAIN", "", "domain of the cookie; makes it Secure")
     public_url: str = _setting("QUEEN_PROXY_PUBLIC_URL", "", "base of the callbacks of Google and GitHub")
     auth_host: bool = _setting("QUEEN_PROXY_AUTH_HOST", False, "a host for sign-in only: it needs the public URL")
+    trusted_proxies: str = _setting(
+        "QUEEN_PROXY_TRUSTED_PROXIES", "", "addresses or CIDRs whose X-Forwarded-For names who tries to sign in"
+    )
     operator_enabled: bool = _setting("QUEEN_PROXY_OPERATOR_ENABLED", False, "let operators in on this cell")
     revocation_strict: bool = _setting(
         "QUEEN_PROXY_REVOCATION_STRICT", False, "refuse sessions while the deny-list can't be read"

@@ -21,16 +21,15 @@ from queen.proxy.runtime import FATAL_STATUS, Runtime
 from queen.proxy.settings import ProxySettings
 from queen.settings import SettingsError
 
+log.configure()
 try:
     settings = ProxySettings.read()
+    log.configure(settings.log_level, settings.log_json)
+    runtime = Runtime(settings)
+    application = Proxy(runtime)
 except SettingsError as error:
-    log.configure()
     log.Log("boot").error(f"FATAL: {error}")
     sys.exit(FATAL_STATUS)
-
-log.configure(settings.log_level, settings.log_json)
-runtime = Runtime(settings)
-application = Proxy(runtime)
 
 
 def _start_in_worker() -> None:
