@@ -181,12 +181,12 @@ class Runtime:
         started = time.monotonic()
         gevent.spawn(self._end_idle)
         if self._engine is not None:
+            self._engine.stop()
             if self._mesh is not None:
-                self._mesh.stop()
+                self._mesh.stop()  # others have yet to hear of the last pushes
             if self._spool is not None:
                 self._spool.rest()  # before another worker drains
             self._engine.siblings.stop()
-            self._engine.stop()
             if self._spool is not None:
                 self._spool.close()
         if self._schedule is not None:

@@ -22,6 +22,8 @@ from queen.log import Log
 
 log = Log("hotlist")
 
+_NAME_BYTES = 4 * 255  # of 255 characters
+
 PartitionKey = tuple[bytes, bytes, bytes]  # tenant, queue, partition; an empty partition: some partition
 
 
@@ -154,12 +156,14 @@ class Hints:
 
     def hear_push(self, tenant: bytes | None, queue: bytes, partition: bytes) -> None:
         """A partition got messages elsewhere; without its name, some partition of the queue did."""
+        partition = _possible(partition)
         self._hotlist.told(tenant, queue, partition)
         if not partition:
             self._scan.look()
 
     def hear_move(self, tenant: bytes | None, queue: bytes, partition: bytes, group: bytes) -> None:
         """The cursor of a group was moved elsewhere; without a partition, somewhere in the queue."""
+        partition = _possible(partition)
         for lane in self._hotlist.lanes_of(tenant, queue):
             if partition:
                 self._hotlist.moved(lane, partition, group)
@@ -179,3 +183,9 @@ class Hints:
     def hear_flag(self, flag: Flag, enabled: bool) -> bool:
         """A flag was flipped elsewhere; whether that was news."""
         return self._flags.adopt(flag, enabled)
+
+
+def _possible(partition: bytes) -> bytes:
+    """A name from elsewhere if a partition could have it, else none: one that SQL can't take would fail every
+    pop that it is proposed to."""
+    return partition if len(partition) <= _NAME_BYTES and b"\0" not in partition else b""

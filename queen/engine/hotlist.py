@@ -28,6 +28,7 @@ _REVISIT_SECONDS = 1.0  # a lease taken or acked elsewhere is noticed within thi
 _LEASED_GRACE = 0.3
 _DELAY_GRACE = 0.3
 _WINDOW_BATCH = 100
+_MOST_TOLD = 200_000  # entries of a ring, beyond which it is left to the scans to find more
 
 
 class State(Enum):
@@ -171,7 +172,9 @@ class HotList:
         """
         if partition:
             for lane in self.lanes_of(tenant, queue):
-                self.mark(lane, partition, 1)
+                # What is told may be wrong, and then it is only memory until a pop has looked.
+                if all(len(ring.entries) < _MOST_TOLD for ring in lane.rings.values()):
+                    self.mark(lane, partition, 1)
         for owner in list(self.discovery) if tenant is None else (tenant,):
             gate = self.discovery.get(owner)
             if gate is not None:

@@ -38,6 +38,7 @@ class Siblings:
         self._lock = -1
         self._loop: gevent.Greenlet[[], None] | None = None
         self._held = Event()
+        self._temporary = False
         self.directory = Path()
         self.instance = secrets.token_hex(8)
 
@@ -52,7 +53,7 @@ class Siblings:
 
     def start(self) -> None:
         """Enters the run directory, and becomes the holder now if there is none. Raises `RunDirectoryError`."""
-        self.directory = run_directory(self._configured)
+        self.directory, self._temporary = run_directory(self._configured)
         self._try()
         self._loop = gevent.spawn(self._keep_trying)
 
@@ -61,9 +62,23 @@ class Siblings:
         if self._loop is not None:
             self._loop.kill()
         if self._lock >= 0:
+            if self._temporary:
+                # Whoever waits for this lock has another file to lock; the last of the workers tidies up.
+                with suppress(OSError):
+                    os.unlink(self.directory / _LOCK)
             os.close(self._lock)
             self._lock = -1
             self._held.clear()
+        if self._temporary:
+            with suppress(OSError):
+                self.directory.rmdir()
+
+    def _is_current(self, lock: int) -> bool:
+        """Whether a lock is still that of the file of its name, which a holder that left may have removed."""
+        try:
+            return os.path.samestat(os.fstat(lock), os.stat(self.directory / _LOCK))
+        except FileNotFoundError:
+            return False
 
     def _keep_trying(self) -> None:
         while not self.holder:
@@ -82,27 +97,31 @@ class Siblings:
         except OSError:
             os.close(lock)
             return
+        if not self._is_current(lock):
+            os.close(lock)
+            return
         self._lock = lock
         self._held.set()
         log.debug("this worker is the holder", directory=self.directory)
 
 
-def run_directory(configured: str) -> Path:
-    """The directory where the workers of this broker meet, made if it is missing.
+def run_directory(configured: str) -> tuple[Path, bool]:
+    """The directory where the workers of this broker meet, made if it is missing; whether it is temporary.
 
     The one configured, else systemd's, else one below the directory for temporary files that belongs to
-    this user and to the master of this worker. Raises `RunDirectoryError` when others could write to it.
+    this user and to the master of this worker, and goes with the last of its workers. Raises
+    `RunDirectoryError` when others could write to it.
     """
     given = configured or os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     if given:
         path = Path(given)
         _enter(path)
-    else:
-        home = Path(tempfile.gettempdir()) / f"queen-{os.getuid()}"
-        path = home / str(os.getppid())
-        _enter(home)
-        _enter(path)
-    return path
+        return path, False
+    home = Path(tempfile.gettempdir()) / f"queen-{os.getuid()}"
+    path = home / str(os.getppid())
+    _enter(home)
+    _enter(path)
+    return path, True
 
 
 def _enter(path: Path) -> None:

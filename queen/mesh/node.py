@@ -36,6 +36,7 @@ _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 1.0
 _IDLE_SECONDS = 30.0
 _BACKLOG = 128
+_LINGER_SECONDS = 0.02
 
 
 class Mesh:
@@ -91,10 +92,10 @@ class Mesh:
         self._loops.append(gevent.spawn(self._hold))
 
     def stop(self) -> None:
-        """Hangs up everywhere. Hints that are still to be sent are sent first, if that takes no waiting."""
+        """Hangs up everywhere, a moment after the last hints."""
         self._engine.hints.outlet = Nobody()
         self._outbox.flush()
-        gevent.sleep(0)
+        gevent.sleep(_LINGER_SECONDS)
         gevent.killall(self._loops, block=False)
         self._outbox.stop()
         self._inbound.stop()
@@ -194,7 +195,9 @@ class Mesh:
                 "QUEEN_SYNC_SECRET is empty: whoever reaches the mesh port can wake, pause and divert this broker",
                 port=self._settings.mesh_port,
             )
-        self._listener.start(self._bind())
+        bound = self._bind()
+        self._allow.refresh()  # or the first to dial would be strangers
+        self._listener.start(bound)
         auth = Quoted("hmac" if self._secret else "off")
         s = self._settings
         log.info("started", server_id=s.server_id, port=s.mesh_port, peers=len(self._peers), auth=auth)

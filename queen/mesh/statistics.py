@@ -26,7 +26,7 @@ class Numbers:
     """The counters of one worker. ``resolved`` is, by peer, the address it is connected to; ``ages`` the
     seconds since a peer was heard, by server id."""
 
-    resolved: list[str | None]
+    resolved: list[str | None] = field(default_factory=list)
     sent: int = 0
     dropped: int = 0
     received: int = 0
@@ -44,7 +44,8 @@ class Numbers:
 
     @classmethod
     def of_object(cls, value: dict[str, Any]) -> Numbers:
-        return cls(**value)
+        """From a sibling's answer, who may be of another release while workers are being replaced."""
+        return cls(**{name: value[name] for name in cls.__slots__ if name in value})
 
 
 def no_mesh() -> dict[str, Any]:
@@ -63,6 +64,7 @@ def broker_body(settings: Settings, peers: Sequence[Peer], workers: Sequence[Num
         for server_id, age in worker.ages.items():
             ages[server_id] = min(age, ages.get(server_id, age))
     dead = sum(age > settings.sync_dead_threshold_ms / 1000 for age in ages.values())
+    workers = [worker for worker in workers if len(worker.resolved) == len(peers)]
     return {
         "server_id": settings.server_id,
         "transport": "tcp-mesh",

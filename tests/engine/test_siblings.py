@@ -81,7 +81,8 @@ def test_workers_have_names_of_their_own(workers: list[Siblings]) -> None:
 
 
 def test_the_directory_is_the_broker_users_alone(tmp_path: Path) -> None:
-    path = run_directory(str(tmp_path / "a" / "run"))
+    path, temporary = run_directory(str(tmp_path / "a" / "run"))
+    assert not temporary
     assert path.stat().st_mode & 0o777 == 0o700
 
 
@@ -89,10 +90,10 @@ def test_without_one_configured_systemd_names_it_or_the_master_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RUNTIME_DIRECTORY", f"{tmp_path}/one:{tmp_path}/two")
-    assert run_directory("") == tmp_path / "one"
+    assert run_directory("") == (tmp_path / "one", False)
     monkeypatch.delenv("RUNTIME_DIRECTORY")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert run_directory("") == tmp_path / f"queen-{os.getuid()}" / str(os.getppid())
+    assert run_directory("") == (tmp_path / f"queen-{os.getuid()}" / str(os.getppid()), True)
 
 
 def test_a_directory_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
@@ -113,3 +114,33 @@ def test_what_is_no_directory_is_refused(tmp_path: Path, kind: str) -> None:
         path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(RunDirectoryError, match="QUEEN_RUN_DIR"):
         Siblings(str(path)).start()
+
+
+def test_a_temporary_directory_goes_with_the_last_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    workers = [Siblings() for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    (workers[0].directory / "another.sock").touch()
+    workers[0].stop()
+    with gevent.Timeout(LONG):
+        while not any(worker.holder for worker in workers[1:]):
+            gevent.sleep(0.01)
+    assert [worker.holder for worker in workers].count(True) == 1
+    (workers[0].directory / "another.sock").unlink()
+    for worker in workers[1:]:
+        worker.stop()
+    assert not workers[0].directory.exists()
+
+
+def test_a_lock_on_a_file_that_is_gone_is_none(tmp_path: Path) -> None:
+    """A worker that opened the file just before the holder removed it must not be a second holder."""
+    first, second = Siblings(str(tmp_path / "run")), Siblings(str(tmp_path / "run"))
+    first.start()
+    (first.directory / "holder").unlink()
+    second.start()
+    assert second.holder
+    assert not first._is_current(first._lock)
+    first.stop()
+    second.stop()

@@ -117,3 +117,18 @@ def test_somebody_can_wake_a_queue_by_hand(brokers: Brokers) -> None:
     for wrong in ({}, [], {"queue": ""}, {"queue": 7}):
         answer = here.request("POST", "/internal/api/notify", wrong)
         assert (answer.status, answer.json()) == (400, {"error": "queue is required"})
+
+
+def test_a_wake_for_what_cannot_be_does_not_harm_the_pops_of_its_queue(brokers: Brokers) -> None:
+    """Names that PostgreSQL refuses, or that no partition has, come to nothing wherever they arrive."""
+    here, there = cluster(brokers, 2)
+    for broker in (here, there):
+        broker.push([{"queue": "orders", "payload": f"before {broker.name}"}])
+        with Consumer(broker, "queue/orders", consumerGroup=broker.name, subscriptionMode="all") as consumer:
+            consumer.wait(f"before {broker.name}")
+            for partition in ("\0", "a\0b", "x" * 100_000, "nobody", ""):
+                body = {"queue": "orders", "partition": partition}
+                assert here.request("POST", "/internal/api/notify", body).status == 200
+            here.push([{"queue": "orders", "payload": f"after {broker.name}"}])
+            consumer.wait(f"after {broker.name}")
+        assert "pop failed" not in broker.log()
