@@ -20,14 +20,18 @@ class Loop:
     """Calls ``cycle`` every so many seconds, counted from start to start, whatever it raises.
 
     A cycle that takes longer delays the next one; there are never two. ``first`` is the time before the
-    first, if it is another.
+    first, if it is another. Cycles take no more than ``share`` of the time: what only counts what is there
+    must not keep a large database busy.
     """
 
-    def __init__(self, log: Log, seconds: float, cycle: Callable[[], object], first: float | None = None) -> None:
+    def __init__(
+        self, log: Log, seconds: float, cycle: Callable[[], object], first: float | None = None, share: float = 1.0
+    ) -> None:
         self._log = log
         self._seconds = seconds
         self._first = seconds if first is None else first
         self._cycle = cycle
+        self._share = share
         self._stop = Event()
         self._greenlet: gevent.Greenlet[[], None] | None = None
         self._reported = float("-inf")
@@ -56,7 +60,8 @@ class Loop:
                 self._cycle()
             except Exception as error:
                 self._report(error)
-            pause = started + self._seconds - time.monotonic()
+            took = time.monotonic() - started
+            pause = max(self._seconds, took / self._share) - took
 
     def _report(self, error: Exception) -> None:
         """One line in half a minute: what fails in every cycle must not bury the log."""

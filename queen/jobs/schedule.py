@@ -15,6 +15,7 @@ from queen.settings import Settings
 _RECONCILE_SECONDS = 5.0
 _FIRST_BYTES_SECONDS = 10.0
 _SAMPLE_MS = 1000
+_COUNTING_SHARE = 0.05  # of the time, at most: a million partitions take more than a second
 
 
 class Schedule:
@@ -35,14 +36,22 @@ class Schedule:
 
             return run
 
-        def every(ms: int, log: Log, cycle: Callable[[], object], first: float | None = None) -> Loop:
-            return Loop(log, ms / 1000, cycle, None if first is None else min(first, ms / 1000))
+        def every(
+            ms: int, log: Log, cycle: Callable[[], object], first: float | None = None, share: float = 1.0
+        ) -> Loop:
+            return Loop(log, ms / 1000, cycle, None if first is None else min(first, ms / 1000), share)
 
         sweeping = every(s.retention_interval_ms, retention.log, by_holder(sweep.cycle))
         self._loops = [
             sweeping,
-            every(s.stats_interval_ms, statistics.log, by_holder(counts.refresh)),
-            every(s.retained_bytes_interval_ms, statistics.log, by_holder(counts.add_up_bytes), _FIRST_BYTES_SECONDS),
+            every(s.stats_interval_ms, statistics.log, by_holder(counts.refresh), share=_COUNTING_SHARE),
+            every(
+                s.retained_bytes_interval_ms,
+                statistics.log,
+                by_holder(counts.add_up_bytes),
+                _FIRST_BYTES_SECONDS,
+                _COUNTING_SHARE,
+            ),
             every(s.cache_refresh_ms, reconcile.log, passes.cycle, _RECONCILE_SECONDS),
             every(s.metrics_flush_ms, collector.log, self._collector.flush),
             every(_SAMPLE_MS, collector.log, self._collector.sample, 0.0),

@@ -30,6 +30,20 @@ def test_cycles_are_counted_from_start_to_start() -> None:
     assert 0.19 < gaps[len(gaps) // 2] < 0.5
 
 
+def test_cycles_take_no_more_than_their_share_of_the_time() -> None:
+    starts: list[float] = []
+
+    def cycle() -> None:
+        starts.append(time.monotonic())
+        gevent.sleep(0.1)
+
+    loop = Loop(Log("test"), 0.01, cycle, first=0.0, share=0.25)
+    loop.start()
+    wait_until(lambda: gevent.sleep(0.01) or len(starts) > 2, what="three cycles")
+    loop.stop()
+    assert all(later - sooner > 0.39 for sooner, later in pairwise(starts))
+
+
 def test_what_a_cycle_raises_is_said_once_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
     cycles = 0
 
