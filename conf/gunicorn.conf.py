@@ -32,3 +32,16 @@ limit_request_line = 8190
 forwarded_allow_ips = "*"
 forwarder_headers = ""
 secure_scheme_headers: dict[str, str] = {}
+
+
+def on_starting(server):  # type: ignore[no-untyped-def]
+    """Refuses in the master what a worker could not start with, before the port is bound."""
+    from queen import log
+    from queen.settings import Settings, SettingsError
+
+    try:
+        Settings.read()
+    except SettingsError as error:
+        log.configure()
+        log.Log("boot").error(f"FATAL: {error}")
+        raise SystemExit(1) from None

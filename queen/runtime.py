@@ -18,7 +18,7 @@ import gevent
 import psycopg
 from gevent.event import Event
 
-from queen import __version__, worker
+from queen import __version__, configuration, worker
 from queen.api.http import Environ, Refusal, Request
 from queen.api.receiving import Receiving
 from queen.db import schema
@@ -40,6 +40,7 @@ shutdown_log = Log("shutdown")
 FATAL_STATUS = 3  # on which gunicorn stops as a whole, instead of starting the worker again for ever
 _START_WAIT_SECONDS = 5.0
 _RETRY_SECONDS = 1.0
+_SHORT_KEEPALIVE_SECONDS = 30
 _GC_THRESHOLDS = (20_000, 20, 50)
 
 # How long a connection may wait for its next request when the worker stops: clients that send another
@@ -150,25 +151,19 @@ class Runtime:
             log.warning("maintenance flags can't be read; taking them as off until they can", error=error)
 
     def _log_configuration(self) -> None:
-        s = self.settings
-        for warning in s.warnings:
+        for warning in self.settings.warnings:
             log.warning(warning)
-        log.info(
-            "config: server",
-            version=__version__,
-            port=s.port,
-            pool=s.pool_size,
-            stmt_timeout_ms=s.statement_timeout_ms,
-            max_body_bytes=s.max_body_bytes,
-        )
-        log.info(
-            "config: postgres",
-            host=s.pg_host,
-            port=s.pg_port,
-            user=s.pg_user,
-            password=masked(s.pg_password),
-            database=s.pg_database,
-        )
+        more = {"version": __version__, "pool": self._database.size}
+        for name, values in configuration.blocks(self.settings, **more):
+            log.info(f"config: {name}", **values)
+        if self._gunicorn is None:
+            return
+        log.info("config: gunicorn", **configuration.gunicorn(self._gunicorn))
+        if self._gunicorn.keepalive < _SHORT_KEEPALIVE_SECONDS:
+            log.warning(
+                f"idle connections are closed after {self._gunicorn.keepalive} s, and clients that reuse them meet"
+                " resets: start gunicorn with -c conf/gunicorn.conf.py, or --keep-alive 75"
+            )
 
     def stop(self) -> None:
         """Ends idle connections in a while, answers parked pops and flushes what is in flight."""
@@ -222,8 +217,3 @@ class Runtime:
                 previous(number, frame)
 
         signal.signal(signal.SIGTERM, handle)
-
-
-def masked(secret: str) -> str:
-    """How a log line shows a secret."""
-    return f"<set:{len(secret)} chars>" if secret else "<unset>"

@@ -1,7 +1,8 @@
 """What gunicorn's gevent worker does otherwise for a broker, whatever command line started it.
 
-gunicorn answers a malformed request by itself, with a page of HTML; clients of the broker read JSON. It also
-tells nobody of a connection before there is a request on it, and waits for it when it stops.
+gunicorn answers a malformed request by itself, with a page of HTML; clients of the broker read JSON. It
+tells nobody of a connection before there is a request on it, and waits for it when it stops. And when it
+closes its port it leaves to the kernel who has connected but was not accepted yet, and the kernel resets them.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any
+from typing import Any, ClassVar
 
 import gunicorn.util
 from gevent.monkey import get_original
+from gevent.server import StreamServer
+from gunicorn.workers import ggevent
 from gunicorn.workers.ggevent import GeventWorker
 
 from queen import codec
@@ -29,10 +32,44 @@ def install(connected: Callable[[socket.socket], None]) -> None:
 
     def handle_known(self: GeventWorker, listener: socket.socket, client: socket.socket, addr: Any) -> None:
         connected(client)
-        handle(self, listener, client, addr)
+        handle(self, _Listener(listener), client, addr)  # type: ignore[arg-type]
 
     GeventWorker.handle = handle_known  # type: ignore[method-assign]
     gunicorn.util.write_error = _write_error
+    ggevent.StreamServer = _Server  # type: ignore[attr-defined,assignment]
+
+
+class _Listener:
+    """A listening socket that still tells its address when it is closed.
+
+    gunicorn asks for it with each connection, and one that was accepted last would be dropped.
+    """
+
+    _addresses: ClassVar[dict[int, Any]] = {}
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._number = id(listener)
+
+    @classmethod
+    def note(cls, listener: socket.socket) -> None:
+        cls._addresses[id(listener)] = listener.getsockname()
+
+    def getsockname(self) -> Any:
+        return self._addresses[self._number]
+
+
+class _Server(StreamServer):
+    """Takes everybody who has connected before it closes."""
+
+    def __init__(self, listener: socket.socket, *arguments: Any, **options: Any) -> None:
+        _Listener.note(listener)
+        super().__init__(listener, *arguments, **options)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.max_accept = 1 << 16
+            self._do_read()  # type: ignore[attr-defined]
+        super().close()
 
 
 def _write_error(sock: socket.socket, status_int: int, reason: str, mesg: str) -> None:

@@ -7,13 +7,14 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from queen.configuration import blocks
 from queen.settings import Settings, SettingsError, Variable, parse_boolean
 
 settings.register_profile("unhurried", deadline=None)
@@ -276,3 +277,16 @@ def test_what_would_leave_the_mesh_more_open_than_meant_refuses_to_boot(environ:
 @pytest.mark.parametrize("allow", ["any", "peers", "10.0.0.0/8", "10.1.2.3, fd00::/8", "10.1.2.3/8"])
 def test_the_allow_list_is_a_word_or_networks(allow: str) -> None:
     assert read(QUEEN_MESH_ALLOW=allow).mesh_allow == allow
+
+
+def test_every_setting_is_in_one_block_of_the_boot_log_and_no_secret_is() -> None:
+    secrets = {s.name: s.name.upper() for s in fields(Settings) if s.metadata and s.metadata["variable"].secret}
+    assert len(secrets) > 2
+    settings = replace(Settings(), **secrets)
+    printed = dict(blocks(settings, version="1"))
+    shown = [key for values in printed.values() for key in values]
+    assert len(shown) == len([s for s in fields(Settings) if s.metadata]) + 2  # and version, and auth
+    assert "" not in printed
+    for name, secret in secrets.items():
+        assert secret not in str(printed), name
+    assert printed["postgres"]["password"] == "<set:11 chars>"

@@ -1,0 +1,2 @@
+-- The proxy's own database, beside that of the messages.
+CREATE DATABASE queen_proxy;
