@@ -35,10 +35,16 @@ def cluster(brokers: Brokers, count: int, env: Mapping[str, str] | None = None, 
         for here in range(count)
     ]
     for broker in started:
-        broker.wait_healthy()
+        wait_serving(broker, workers)
     for broker in started:
         wait_connected(broker, count - 1)
     return started
+
+
+def wait_serving(broker: Broker, workers: int) -> None:
+    """Wait until each worker of a broker serves."""
+    broker.wait_healthy()
+    wait_until(lambda: broker.log().count(" boot: listening ") >= workers, LONG, "all workers serve")
 
 
 def wait_connected(broker: Broker, peers: int) -> None:
