@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
+from queen.db import tls
 from queen.settings import Settings, Variable
 
 # The setting that begins a block; those behind it belong to it, up to the next.
@@ -34,6 +35,9 @@ _KEYS = {
     "pg_user": "user",
     "pg_password": "password",
     "pg_database": "database",
+    "pg_use_ssl": "use_ssl",
+    "pg_ssl_reject_unauthorized": "ssl_reject_unauthorized",
+    "pg_ssl_root_cert": "ssl_root_cert",
     "log_level": "level",
     "log_json": "json",
     "sync_enabled": "enabled",
@@ -65,6 +69,7 @@ def blocks(settings: Settings, **more: Any) -> Iterator[tuple[str, dict[str, Any
         key = _KEYS.get(spec.name, spec.name)
         found.setdefault(block, {})[key] = masked(value) if variable.secret else value
     found["server"].update(more)
+    found["postgres"]["ssl_root_cert"] = tls.label(settings)  # who is trusted, rather than a page of PEM
     if "sync" in found:
         found["sync"]["auth"] = "hmac" if settings.sync_secret else "off"
     yield from found.items()

@@ -21,7 +21,7 @@ from gevent.event import Event
 from queen import __version__, configuration, worker
 from queen.api.http import Environ, Refusal, Request
 from queen.api.receiving import Receiving
-from queen.db import schema
+from queen.db import schema, tls
 from queen.db.database import Database, conninfo
 from queen.db.errors import StatementFailed, Unavailable
 from queen.engine.engine import Engine
@@ -153,6 +153,8 @@ class Runtime:
     def _log_configuration(self) -> None:
         for warning in self.settings.warnings:
             log.warning(warning)
+        if doubt := tls.warning(self.settings):
+            log.warning(doubt)
         more = {"version": __version__, "pool": self._database.size}
         for name, values in configuration.blocks(self.settings, **more):
             log.info(f"config: {name}", **values)

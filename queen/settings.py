@@ -96,6 +96,15 @@ class Settings:
     pg_user: str = _setting("PG_USER", "postgres", "user")
     pg_password: str = _secret("PG_PASSWORD", "postgres", "password")
     pg_database: str = _setting("PG_DATABASE PG_DB", "postgres", "database")
+    pg_use_ssl: bool = _setting("PG_USE_SSL", False, "connect by TLS, and not otherwise")
+    pg_ssl_reject_unauthorized: bool = _setting(
+        "PG_SSL_REJECT_UNAUTHORIZED", True, "check the server's certificate and host name; always so with a CA given"
+    )
+    pg_ssl_root_cert: str = _setting(
+        "PG_SSL_ROOT_CERT",
+        "",
+        "the only CAs to trust, as PEM text, whose line ends may be spelt with a backslash and an n",
+    )
     pool_size: int = _setting(
         "DB_POOL_SIZE",
         160,
@@ -274,6 +283,7 @@ class Settings:
         if values["mesh_bind_addr"]:
             errors.extend(_bind_errors("QUEEN_MESH_BIND_ADDR", values["mesh_bind_addr"], "QUEEN_MESH_PORT"))
         errors.extend(_mesh_errors(values))
+        errors.extend(_certificate_errors("PG_SSL_ROOT_CERT", values["pg_ssl_root_cert"]))
         errors.extend(_fsync_errors(values["file_buffer_fsync"]))
         if errors:
             raise SettingsError("; ".join(errors))
@@ -309,6 +319,17 @@ def _mesh_errors(values: dict[str, Any]) -> Iterator[str]:
     files = {f"QUEEN_{name.upper()}": values[name] for name in ("mesh_tls_cert", "mesh_tls_key", "mesh_tls_ca")}
     if any(files.values()):
         yield from (f"{name} is not set: mutual TLS takes all three files" for name in files if not files[name])
+
+
+def _certificate_errors(name: str, pem: str) -> Iterator[str]:
+    if not pem:
+        return
+    from cryptography.x509 import load_pem_x509_certificates  # only for who has one: it takes a while to load
+
+    try:
+        load_pem_x509_certificates(pem.replace("\\n", "\n").encode())
+    except ValueError as error:
+        yield f"{name}: not certificates in PEM: {error}"
 
 
 def is_key(text: str) -> bool:

@@ -18,6 +18,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.pq.abc import PGresult
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
+from queen.db import tls
 from queen.db.connection import Connection, Statement
 from queen.db.errors import StatementFailed, Unavailable
 from queen.log import Log
@@ -56,6 +57,7 @@ def conninfo(settings: Settings) -> str:
         options=_OPTIONS,
         keepalives_idle=30,
         tcp_user_timeout=_SILENCE_MS,
+        **tls.parameters(settings),
     )
 
 
