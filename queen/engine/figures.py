@@ -15,6 +15,7 @@ from typing import Any
 from queen import codec
 
 _FRESH_SECONDS = 5.0
+_DEAD_SECONDS = 60.0
 _PREFIX = "figures-"
 
 
@@ -39,6 +40,9 @@ def gather(directory: Path) -> list[dict[str, Any]]:
     with suppress(OSError):
         for path in directory.glob(f"{_PREFIX}*"):
             with suppress(OSError, codec.JsonError):
-                if path.suffix != ".new" and time.time() - path.stat().st_mtime < _FRESH_SECONDS:
+                age = time.time() - path.stat().st_mtime
+                if age > _DEAD_SECONDS:
+                    path.unlink()
+                elif age < _FRESH_SECONDS and path.suffix != ".new":
                     found.append(codec.loads(path.read_bytes()))
     return found

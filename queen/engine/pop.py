@@ -176,7 +176,7 @@ class Popper:
         while True:
             if empty:
                 request.client.check()
-            if self._flags.pop_maintenance and not self._sit_out(request, deadline):
+            if self._flags.pop_maintenance and not self._sit_out(request, deadline, gate):
                 return None
             terms = Terms(
                 self._minter.mint_text().encode(),
@@ -218,7 +218,7 @@ class Popper:
             if vain:
                 empty = 0
 
-    def _sit_out(self, request: PopRequest, deadline: float) -> bool:
+    def _sit_out(self, request: PopRequest, deadline: float, gate: Gate) -> bool:
         """Waits for the end of a pop maintenance, claiming nothing; whether there is time left to try.
 
         A waiting pop that were answered at once would come back at once.
@@ -228,11 +228,13 @@ class Popper:
             if not request.wait or left <= 0 or self.stopping:
                 return False
             parked = Parked()
+            gate.add(parked)  # or its queue would look idle, and be forgotten
             self._parked.add(parked)
             try:
                 parked.sleep(left, request.client)
             finally:
                 self._parked.discard(parked)
+                gate.remove(parked)
         return True
 
     def _pause(self, again: float | None, empty: int) -> float:

@@ -47,6 +47,11 @@ def test_the_numbers_of_a_queue(lab: Lab, broker: LocalBroker, queue: str) -> No
     assert (found.child_count, found.total_messages) == (2, 8)
     assert (found.pending_messages, found.processing_messages) == (4 + 1, 1)
     assert (found.completed_messages, found.dead_letter_messages) == (1 + 1, 1)
+    live = lab.rows(
+        "SELECT sum(b.total) AS t, sum(b.pending) AS p, sum(b.processing) AS r FROM queen.log_backlog_v1(%s, NULL) b",
+        found.queue_id,
+    )
+    assert live == [(found.total_messages, found.pending_messages, found.processing_messages)], "as other routes say"
     assert 195 < found.avg_lag_seconds == found.max_lag_seconds < 260
     assert (found.avg_offset_lag, found.max_offset_lag) == (3, 4)
     lab.execute("DELETE FROM queen.log_dlq")
