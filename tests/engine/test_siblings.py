@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -15,6 +16,8 @@ import pytest
 from queen.engine.siblings import RunDirectoryError, Siblings, run_directory
 
 LONG = 20.0
+
+flock = fcntl.flock
 
 # A worker in a process of its own, which says when it is the holder and then sleeps.
 _HOLDER = """
@@ -134,13 +137,17 @@ def test_a_temporary_directory_goes_with_the_last_worker(tmp_path: Path, monkeyp
     assert not workers[0].directory.exists()
 
 
-def test_a_lock_on_a_file_that_is_gone_is_none(tmp_path: Path) -> None:
+def test_a_lock_on_a_file_that_is_gone_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that opened the file just before the holder removed it must not be a second holder."""
-    first, second = Siblings(str(tmp_path / "run")), Siblings(str(tmp_path / "run"))
-    first.start()
-    (first.directory / "holder").unlink()
-    second.start()
-    assert second.holder
-    assert not first._is_current(first._lock)
-    first.stop()
-    second.stop()
+    worker = Siblings(str(tmp_path / "run"))
+
+    def too_late(lock: int, how: int) -> None:
+        (worker.directory / "holder").unlink(missing_ok=True)
+        flock(lock, how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("queen.engine.siblings.fcntl.flock", too_late)
+        worker.start()
+        assert not worker.holder
+    assert worker.wait_holder(LONG)
+    worker.stop()

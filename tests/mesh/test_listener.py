@@ -214,9 +214,10 @@ def test_a_silent_connection_is_closed(port: Port) -> None:
 
 
 def test_large_frames_that_never_end_cost_little_and_keep_nobody_waiting_for_long(
-    port: Port, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("queen.mesh.listener._LARGE_SECONDS", 0.2)
+    port = Port(idle=3600)
     process = psutil.Process()
     honest = port.honest()
     before = process.memory_info().rss
@@ -235,6 +236,7 @@ def test_large_frames_that_never_end_cost_little_and_keep_nobody_waiting_for_lon
     honest.sendall(encode(Tag.HOTLIST_DIRTY_BATCH, b" " * 400_000))
     assert port.hears(honest)
     assert len(port.receiver.frames) == 3
+    port.listener.stop()
 
 
 def test_only_allowed_addresses_are_listened_to() -> None:
