@@ -52,6 +52,7 @@ class Connection(psycopg.Connection[Any]):
     """
 
     statement_seconds: float = 30.0
+    server: Any = None  # which one it leads to, for its owner
     _watcher: Any = None
     _timer: Any = None
     _known: set[str]

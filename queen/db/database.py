@@ -141,15 +141,16 @@ class Database:
         if self._pool is not None:
             self._pool.close(timeout=2)
 
-    @staticmethod
-    def _check(connection: Connection) -> None:
-        if not connection.idle_and_alive():
+    def _check(self, connection: Connection) -> None:
+        # One to the server before may well be alive: a primary that was put aside still answers reads.
+        if connection.server != self._server or not connection.idle_and_alive():
             connection.close()  # or the pool would take it back, as it still looks idle
-            raise psycopg.OperationalError("connection closed by the server")
+            raise psycopg.OperationalError("connection closed by the server, or another server took over")
 
     def _configure(self, connection: Connection) -> None:
         connection.statement_seconds = self._timeout
         self._fit(connection)
+        connection.server = self._server
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:

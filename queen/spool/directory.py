@@ -7,10 +7,12 @@ greenlets: callers run what reads or writes much in a thread.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
 import socket
+import stat
 import tempfile
 import time
 from contextlib import suppress
@@ -70,6 +72,8 @@ class SpoolDirectory:
             )
         self.path = fallback
         try:
+            fallback.mkdir(mode=0o700, exist_ok=True)
+            _belongs_to_us(fallback)
             self._prepare(broker)
         except OSError as error:
             self.fault = _reason(error)
@@ -175,6 +179,10 @@ class SpoolDirectory:
         """The names of the files that can be drained, oldest first."""
         return self._names(".buf")
 
+    def stems(self) -> set[str]:
+        """The stems of the files that wait. One that is being renamed may be missing: see `present`."""
+        return {name[:-4] for name in self._names(".tmp", ".buf")}
+
     def present(self, stem: str) -> bool:
         """Whether a file waits. It may be renamed meanwhile, hence three looks."""
         return any((self.path / f"{stem}.{end}").exists() for end in ("buf", "tmp", "buf"))
@@ -239,6 +247,13 @@ def begun_at(name: str) -> float:
     """When a file was begun, in seconds since the epoch, by its name; 0 for a foreign name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) / 1000 if match else 0.0
+
+
+def _belongs_to_us(path: Path) -> None:
+    """Raises `OSError` for a directory that somebody else could put files into: they would be pushed as ours."""
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, "it is not a directory that only this user can write to")
 
 
 def _lock(descriptor: int, how: int) -> bool:

@@ -7,7 +7,7 @@ PostgreSQL failed to take, and what would overtake events of its partition that 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from queen.engine.dedup import Key
 from queen.engine.encryption import QueueEncrypted
@@ -70,13 +70,13 @@ class Intake:
             raise refused
         return outcomes
 
-    def _behind(self, groups: Sequence[Group]) -> list[Key]:
+    def _behind(self, groups: Sequence[Group]) -> set[Key]:
         """The partitions of a request that have events on the disk."""
         if not self._sticky or self._backlog.empty:
-            return []
-        return [group.key for group in groups if self._backlog.lane(group.key) is not None]
+            return set()
+        return {group.key for group in groups if self._backlog.lane(group.key) is not None}
 
-    def _cleared(self, keys: Sequence[Key]) -> set[Key]:
+    def _cleared(self, keys: Collection[Key]) -> set[Key]:
         """Waits a moment for the drain, and returns the partitions that have nothing on the disk any more."""
         deadline = time.monotonic() + _BEHIND_SECONDS
         for key in keys:

@@ -163,8 +163,9 @@ class Spool:
         if healthy and self._engine.siblings.holder:
             get_hub().threadpool.apply(self.directory.adopt, (self._journal.stem,))
             self._drain.run(_FILES)
+        waiting = self.directory.stems()
         for stem in self._backlog.files:
-            if not self.directory.present(stem):
+            if stem not in waiting and not self.directory.present(stem):
                 self._backlog.remove(stem)
         return not self._backlog.empty or bool(self.directory.complete())
 

@@ -46,10 +46,19 @@ def test_the_next_broker_gets_it_when_the_last_worker_is_gone(tmp_path: Path) ->
 
 def test_one_that_cannot_be_made_has_a_substitute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     directory = opened(tmp_path / "file" / "spool")
     assert directory.path == tmp_path / "tmp" / "queen-buffers"
     assert directory.ready
+
+
+def test_a_substitute_that_others_can_write_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "queen-buffers").mkdir()
+    (tmp_path / "queen-buffers").chmod(0o777)
+    assert "only this user can write to" in opened(tmp_path / "file" / "spool").fault
 
 
 def test_without_a_substitute_the_fault_is_told_and_nothing_is_written(
