@@ -11,6 +11,7 @@ import gevent
 import psycopg
 
 from queen.log import Log
+from queen.proxy.admission import Admission
 from queen.proxy.directory import Directory
 from queen.proxy.pxdb import Pxdb
 
@@ -25,9 +26,10 @@ _SOUND_SECONDS = 10.0
 class Listener:
     """A connection of its own that listens, and is made anew when it is lost."""
 
-    def __init__(self, pxdb: Pxdb, directory: Directory) -> None:
+    def __init__(self, pxdb: Pxdb, directory: Directory, admission: Admission) -> None:
         self._pxdb = pxdb
         self._directory = directory
+        self._admission = admission
         self._connection: psycopg.Connection[Any] | None = None
         self.connected = False
 
@@ -65,6 +67,7 @@ class Listener:
             log.warning(f"{_CHANNEL} announced no cluster id", payload=payload[:100])
             return
         self._directory.forget(cluster)
+        self._admission.forget(cluster)
 
     def _close(self) -> None:
         if self._connection is not None:

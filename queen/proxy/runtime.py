@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import gevent
@@ -25,8 +26,12 @@ from queen.proxy.gateway import Gateway
 from queen.proxy.identity import Identity
 from queen.proxy.limits import Limits
 from queen.proxy.listener import Listener
+from queen.proxy.metering import Meter
 from queen.proxy.pxdb import Pxdb, Unavailable
+from queen.proxy.quotas import PushBlocks
+from queen.proxy.reconcile import Reconciler
 from queen.proxy.refusals import Refusal
+from queen.proxy.rollup import Rollup
 from queen.proxy.settings import ProxySettings
 
 log = Log("boot")
@@ -36,7 +41,7 @@ FATAL_STATUS = 3  # on which gunicorn stops as a whole, instead of starting the 
 _BOOT_SECONDS = 60.0
 _START_WAIT_SECONDS = 5.0
 _GRACE_SECONDS = 10.0
-_KEYS_SECONDS = 30.0
+_KEYS_MS = 30_000
 _GC_THRESHOLDS = (20_000, 20, 50)
 
 
@@ -51,7 +56,9 @@ class Runtime:
         self.directory = Directory(self.pxdb, settings.stale_grace_ms) if self.pxdb else None
         self.limits = Limits(settings.enforce, settings.cell_max_parked)
         self.identity = Identity(settings, self.directory, self.dev_cluster)
-        self.gateway = Gateway(settings, self.identity, self.limits)
+        self.blocks = PushBlocks()
+        self.meter = Meter(Path(settings.spool_dir), self.pxdb)
+        self.gateway = Gateway(settings, self.identity, self.limits, self.blocks, self.meter, self.pxdb)
         self._ready = Event()
         self._started_in = 0
         self._finished = False
@@ -112,8 +119,7 @@ class Runtime:
             log.info("no background tasks without pxdb")
         else:
             self._open_pxdb(self.pxdb)
-            gevent.spawn(Listener(self.pxdb, self.directory).run)
-            self.every(int(_KEYS_SECONDS * 1000), self.directory.note_used_keys, "key use")
+            self._start_tasks(self.pxdb, self.directory)
         if s.dev_insecure:
             log.warning("QUEEN_PROXY_DEV_INSECURE: every request is let in")
         if s.tls_cert:
@@ -130,6 +136,24 @@ class Runtime:
             dev_static=self.pxdb is None,
             shared_hosts=len(s.shared),
         )
+
+    def _start_tasks(self, pxdb: Pxdb, directory: Directory) -> None:
+        s = self.settings
+        admission = self.gateway.admission
+        rollup = Rollup(pxdb, directory, self.blocks, s.usage_keep_days, s.quota_warn_percent)
+        reconciler = Reconciler(pxdb, directory, self.gateway, admission, self.blocks)
+        gevent.spawn(Listener(pxdb, directory, admission).run)
+        self.every(_KEYS_MS, directory.note_used_keys, "key use")
+        self.every(s.registry_persist_ms, admission.persist, "queue rows")
+        self.every(s.meter_flush_ms, self.meter.flush, "usage", at_once=True)
+        self.every(s.reconcile_ms, reconciler.run, "reconcile")
+        self.every(s.rollup_ms, rollup.run, "roll-up", at_once=True)
+        if s.revocation_sweep_ms:
+
+            def sweep() -> None:
+                pxdb.execute("SELECT queen_proxy.sweep_revoked_tokens()")
+
+            self.every(s.revocation_sweep_ms, sweep, "deny-list", at_once=True)
 
     def _open_pxdb(self, pxdb: Pxdb) -> None:
         s = self.settings
@@ -173,8 +197,8 @@ class Runtime:
         with suppress(gevent.Timeout), gevent.Timeout(self.settings.shutdown_drain_ms / 1000 or 0.001):
             if self.pxdb is not None:
                 with suppress(Unavailable):
-                    if self.directory is not None:
-                        self.directory.note_used_keys()
+                    self.meter.flush(everything=True)
+                    self.gateway.admission.persist()
                 self.pxdb.close()
         elapsed = int((time.monotonic() - started) * 1000)
         shutdown_log.info("usage and queue rows drained at shutdown", elapsed_ms=elapsed)
