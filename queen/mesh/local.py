@@ -19,7 +19,7 @@ import gevent
 from gevent import socket
 from gevent.event import Event
 
-from queen.engine.siblings import Siblings
+from queen.engine.siblings import RunDirectoryError, Siblings
 from queen.log import Log
 from queen.mesh.dialler import Dialler, PeerGone
 from queen.mesh.frames import Tag, decode_object, encode_object
@@ -80,17 +80,25 @@ class LocalChannel:
         self._loop: gevent.Greenlet[[], None] | None = None
 
     def start(self) -> None:
-        """Opens this worker's socket and dials the others. Raises OSError when the directory won't have it."""
-        self._directory = os.open(self._siblings.directory, os.O_RDONLY | os.O_DIRECTORY)
-        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        bound.bind(self._address(self._siblings.instance, _NEW))
-        bound.listen(_BACKLOG)
-        # A socket that refuses connections is taken for a dead worker's, so it gets its name only now.
-        name = self._siblings.instance
-        os.rename(name + _NEW, name + _SUFFIX, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        """Opens this worker's socket and dials the others. Raises `RunDirectoryError`."""
+        try:
+            bound = self._bound()
+        except OSError as error:
+            directory = self._siblings.directory
+            raise RunDirectoryError(f"QUEEN_RUN_DIR {directory} can't hold a socket: {error}") from None
         self._inbound.start()
         self._listener.start(bound)
         self._loop = gevent.spawn(self._scan)
+
+    def _bound(self) -> socket.socket:
+        name = self._siblings.instance
+        self._directory = os.open(self._siblings.directory, os.O_RDONLY | os.O_DIRECTORY)
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        bound.bind(self._address(name, _NEW))
+        bound.listen(_BACKLOG)
+        # A socket that refuses connections is taken for a dead worker's, so it gets its name only now.
+        os.rename(name + _NEW, name + _SUFFIX, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        return bound
 
     def stop(self) -> None:
         if self._loop is not None:

@@ -82,7 +82,7 @@ class Mesh:
         self._bind_error: str | None = None
 
     def start(self) -> None:
-        """Opens the channel to the siblings and, with peers, the mesh. Raises OSError without run directory."""
+        """Opens the channel to the siblings and, with peers, the mesh. Raises `RunDirectoryError`."""
         self._local.start()
         self._inbound.start()
         self._outbox.start()
