@@ -57,6 +57,7 @@ class Supervisor:
         self._wait_for_the_last_run()
         for port in asdict(self._ports).values():
             check_port(HOST, port, "Move the stack's ports: scripts/stack up --port-offset 1000")
+        self._stack.secrets()
         self._start_postgres(cleanup)
         assert self._postgres
         services = self._stack.services(self._ports, self._postgres.environment())
@@ -149,7 +150,7 @@ class Supervisor:
                 say(f"{service.name} is stopped.")
             if held:
                 return
-        elif watched.started_at and watched.state != "waiting":
+        elif watched.started_at and watched.state not in ("waiting", "stopped"):
             service.stop()  # workers that outlived it
             if not watched.was_healthy:
                 fail(f"{service.name} stopped while starting. Its last log lines:\n{service.tail()}")

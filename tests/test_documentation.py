@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from queen.proxy.settings import ProxySettings
 from queen.settings import Settings
 from tests.broker import ROOT, Broker
 from tests.compat.environments import python_of
@@ -172,7 +173,8 @@ def test_named_paths_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_named_variables_exist(page: Path) -> None:
-    known = {name for setting in fields(Settings) if setting.metadata for name in setting.metadata["variable"].names}
+    settings = [setting for kind in (Settings, ProxySettings) for setting in fields(kind) if setting.metadata]
+    known = {name for setting in settings for name in setting.metadata["variable"].names}
     known |= {"WEB_CONCURRENCY", "GUNICORN_CMD_ARGS"}  # gunicorn's own
     known |= {"QUEEN_BROKERS", "QUEEN_TOKEN"}  # of scripts/maintenance
     assert set(_VARIABLE.findall(page.read_text())) <= known

@@ -20,7 +20,7 @@ from queen.proxy.console.web import check_form, is_https, safe_next
 from queen.proxy.gateway import Gateway
 from queen.proxy.principals import ROLES, SCOPES
 from queen.proxy.pxdb import Row, Unavailable
-from queen.proxy.refusals import Refusal, bad_gateway, cluster_suspended
+from queen.proxy.refusals import Refusal, bad_gateway, cluster_suspended, route_blocked
 
 Page = str | Response | tuple[str, int]
 
@@ -92,6 +92,8 @@ class Pages:
 
     def nowhere(self, path: str) -> Page:
         """Whether there is a page of that address is told to nobody without a session."""
+        if path.startswith(("api/", "auth/", "console/static/")):
+            raise route_blocked()
         self._visitors.of_page()
         raise Refusal(404, "not_found", f"There is no page at /{path[:200]}.")
 

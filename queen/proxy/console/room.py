@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from flask import Flask, Response, request, send_from_directory
+from werkzeug.exceptions import HTTPException
 
 from queen.log import Log
 from queen.proxy.console import pages, words
@@ -32,6 +33,7 @@ boot_log = Log("boot")
 log = Log("console")
 
 _STATIC = Path(__file__).with_name("static")
+_MOST_BODY = 1 << 18
 _JSON = ("/api/", "/auth/me", "/auth/session-token", "/auth/logout", "/auth/google", "/auth/github", "/.well-known/")
 
 
@@ -63,6 +65,8 @@ def install(
     app.register_error_handler(SignInFirst, lambda _: pages.sign_in_first())
     app.register_error_handler(Refusal, _refusal)
     app.register_error_handler(Unavailable, _unavailable)
+    app.register_error_handler(Exception, _fault)
+    app.config["MAX_CONTENT_LENGTH"] = _MOST_BODY
     app.after_request(protect)
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.globals["asset"] = _asset
@@ -105,6 +109,14 @@ def _refusal(error: Refusal) -> Response | tuple[str, int]:
             response.headers["Retry-After"] = str(error.retry_after)
         return response
     return pages.error_page(error.status, error.text)
+
+
+def _fault(error: Exception) -> Response | HTTPException | tuple[str, int]:
+    """What nobody foresaw: in the log with all there is to know, in the answer with nothing."""
+    if isinstance(error, HTTPException):
+        return error
+    log.exception("request failed", method=request.method, path=request.path[:200])
+    return _refusal(Refusal(500, "internal", "internal error"))
 
 
 def _unavailable(error: Unavailable) -> Response | tuple[str, int]:

@@ -134,7 +134,10 @@ class Sessions:
         """
         if not document and str(environ.get("HTTP_SEC_FETCH_MODE", "")).strip().lower() == "navigate":
             return None
-        value = parse_cookie(environ).get(self._settings.cookie_name, "").strip()
+        try:
+            value = parse_cookie(environ).get(self._settings.cookie_name, "").strip()
+        except UnicodeDecodeError:  # no cookie of ours
+            return None
         return value if value and not value.startswith("qk_") else None
 
     def end(self, session: Session) -> None:
