@@ -77,6 +77,7 @@ class Reply:
         self._bare = bare
         self._budget = budget
         self._head_done = False
+        self._again = False
         self._parts: list[bytes] = []
         self._connection = connection
         self._parser = httptools.HttpResponseParser(self)
@@ -93,6 +94,8 @@ class Reply:
         self.status = self._parser.get_status_code()
         if self.status >= 200:
             self._head_done = True
+            # Asked later the parser has forgotten the head.
+            self._again = self._parser.should_keep_alive()
 
     def on_body(self, data: bytes) -> None:
         self._parts.append(data)
@@ -133,7 +136,7 @@ class Reply:
 
     def close(self) -> None:
         """Gives the connection back if it can serve again, else ends it."""
-        self._connection.finish(self.complete and not self._bare and self._parser.should_keep_alive())
+        self._connection.finish(self.complete and self._again and not self._bare)
 
     def _read(self, seconds: float) -> None:
         data = self._connection.receive(seconds)
