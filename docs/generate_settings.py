@@ -19,6 +19,7 @@ _SECTIONS = {
     "zstd_level": "Writing and reading",
     "hotlist": "Candidates for pops",
     "sync_enabled": "Mesh and sibling workers",
+    "jwt_enabled": "Authentication and tenants",
     "encryption_key": "Encryption at rest",
     "file_buffer_dir": "Spool",
 }

@@ -21,13 +21,16 @@ from gunicorn.workers.base_async import ALREADY_HANDLED
 from werkzeug.exceptions import MethodNotAllowed, NotFound
 from werkzeug.routing import RequestRedirect
 
+from queen import codec
 from queen.api import blueprints
 from queen.api.http import Answer, Environ, Host, Refusal, decode_segment
+from queen.auth.denied import Denied
+from queen.auth.levels import Demand, demand_of_nothing, demand_of_route
 from queen.engine.waiting import ClientGone
 from queen.log import Log
 
 StartResponse = Callable[..., Any]
-Match = tuple[Callable[..., Any] | None, tuple[str, ...], Answer | None]
+Match = tuple[Callable[..., Any] | None, tuple[str, ...], Answer | None, Demand]
 
 NOT_FOUND = Answer(404, b'{"error":"Not Found","code":"no_such_route"}')
 NO_PAGE = Answer(404, b"Not Found", content_type="text/plain; charset=utf-8")
@@ -65,16 +68,20 @@ class Broker(Flask):
         answer: Answer
         unread = False
         try:
-            view, arguments, refusal = self.match(method, path)
+            view, arguments, refusal, demand = self.match(method, path)
+            caller = self.host.admit(environ, path, demand) if self.host.guarded else None
             if refusal is not None:
                 answer = refusal
             elif view is None:
                 return super().wsgi_app(environ, start_response)
             else:
-                answer = view(self.host.request(environ, query), *arguments)
+                answer = view(self.host.request(environ, query, caller), *arguments)
         except Refusal as error:
             answer = error.answer()
             unread = error.unread
+        except Denied as error:
+            answer = Answer(error.status, codec.dumps({"error": error.message}))
+            unread = bool(environ.get("CONTENT_LENGTH", "0").strip("0")) or "HTTP_TRANSFER_ENCODING" in environ
         except ClientGone:
             return _hang_up()
         except Exception:
@@ -84,24 +91,27 @@ class Broker(Flask):
         return self._send(environ, start_response, client, answer, unread)
 
     def _match(self, method: str, path: str) -> Match:
-        """The direct view of a route with its decoded path segments, or the answer that refuses it.
-
-        Raises `Refusal` for a segment that is not UTF-8. A route without direct view has neither.
+        """The direct view of a route with its decoded path segments, or the answer that refuses it, and what the
+        route asks of callers. A route without direct view has neither view nor answer.
         """
         try:
             if not path.startswith("/") or path.startswith("//"):
                 raise NotFound  # the adapter would read it as if it had one slash
-            endpoint, arguments = self._adapter.match(path, method=method)
+            rule, arguments = self._adapter.match(path, method=method, return_rule=True)
         except MethodNotAllowed as error:
             allowed = ", ".join(sorted(error.valid_methods or ()))
-            return None, (), Answer(405, headers=(("Allow", allowed),))
+            return None, (), Answer(405, headers=(("Allow", allowed),)), demand_of_nothing(path)
         except (NotFound, RequestRedirect):
             page = method in ("GET", "HEAD") and not path.startswith(("/api/", "/auth/"))
-            return None, (), NO_PAGE if page and path not in ("/api", "/auth") else NOT_FOUND
-        view = self.view_functions[endpoint]
+            return None, (), NO_PAGE if page and path not in ("/api", "/auth") else NOT_FOUND, demand_of_nothing(path)
+        demand = demand_of_route(method, rule.rule)
+        view = self.view_functions[rule.endpoint]
         if not getattr(view, "direct", False):
-            return None, (), None
-        return view, tuple(decode_segment(text) for text in arguments.values()), None
+            return None, (), None, demand
+        try:
+            return view, tuple(decode_segment(text) for text in arguments.values()), None, demand
+        except Refusal as error:
+            return None, (), error.answer(), demand
 
     def _send(
         self,

@@ -21,6 +21,10 @@ from gevent.event import Event
 from queen import __version__, configuration, worker
 from queen.api.http import Environ, Refusal, Request
 from queen.api.receiving import Receiving
+from queen.auth import access
+from queen.auth.access import Access, Caller
+from queen.auth.levels import Demand
+from queen.auth.tenancy import Tenancy
 from queen.db import schema, tls
 from queen.db.database import Database, conninfo
 from queen.db.errors import StatementFailed, Unavailable
@@ -58,6 +62,9 @@ class Runtime:
         self._receiving = Receiving(
             settings.max_body_bytes, settings.body_room_mb << 20, settings.body_timeout_ms / 1000
         )
+        self.guarded = settings.jwt_enabled
+        self._access = Access(settings) if settings.jwt_enabled else None
+        self._tenancy = Tenancy(settings) if settings.tenancy_header else None
         self._database = Database(settings)
         self._engine: Engine | None = None
         self._spool: Spool | None = None
@@ -67,15 +74,28 @@ class Runtime:
         self._started_in = 0
         self._gunicorn: Any = None  # its configuration, in a worker
 
-    def request(self, environ: Environ, query: str) -> Request:
-        """Binds a request to the engine; raises a 503 `Refusal` when it is not up within 5 seconds."""
+    def admit(self, environ: Environ, path: str, demand: Demand) -> Caller | None:
+        """Lets a request pass and says whose it is, None when nobody asks; raises `queen.auth.denied.Denied`."""
+        return None if self._access is None else self._access.check(environ, path, demand)
+
+    def request(self, environ: Environ, query: str, caller: Caller | None = None) -> Request:
+        """Binds a request to the engine, its tenant and its sender.
+
+        Raises a 503 `Refusal` when the engine is not up within 5 seconds, and `queen.auth.denied.Denied` for
+        a tenant that is malformed or not the caller's.
+        """
+        tenant = DEFAULT_TENANT if self._tenancy is None else self._tenancy.tenant(environ)
+        subject = None
+        if caller is not None and self._access is not None:
+            self._access.check_tenant(caller, tenant)
+            subject = caller.subject
         if self._engine is None:
             self.start()
             self._ready.wait(_START_WAIT_SECONDS)
         engine, spool = self._engine, self._spool
         if engine is None or spool is None:
             raise Refusal(503, "starting")
-        return Request(environ, query, engine, spool, DEFAULT_TENANT, self._receiving)
+        return Request(environ, query, engine, spool, tenant, self._receiving, subject)
 
     def start(self) -> None:
         """Starts the engine in a greenlet of this process, once."""
@@ -86,6 +106,8 @@ class Runtime:
 
     def _start(self) -> None:
         self._log_configuration()
+        if self._access is not None:
+            self._access.start()
         engine = Engine(self.settings, self._database)
         spool = Spool(self.settings, engine)
         try:
@@ -158,6 +180,7 @@ class Runtime:
         more = {"version": __version__, "pool": self._database.size}
         for name, values in configuration.blocks(self.settings, **more):
             log.info(f"config: {name}", **values)
+        access.log_state(self.settings)
         if self._gunicorn is None:
             return
         log.info("config: gunicorn", **configuration.gunicorn(self._gunicorn))

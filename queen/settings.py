@@ -22,6 +22,7 @@ _FALSE = frozenset({"false", "0", "no", "off"})
 _BEYOND = 1 << 63
 _HEX = frozenset("0123456789abcdefABCDEF")
 KEY_DIGITS = 64
+JWT_ALGORITHMS = ("HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "EdDSA")
 
 
 class SettingsError(Exception):
@@ -230,6 +231,48 @@ class Settings:
         "QUEEN_CACHE_REFRESH_INTERVAL_MS", 60_000, "how often flags and caches are brought up to date", 1
     )
 
+    # Authentication and tenants
+    jwt_enabled: bool = _setting("JWT_ENABLED", False, "ask for a token on every route but the public ones")
+    jwt_algorithm: str = _setting(
+        "JWT_ALGORITHM",
+        "HS256",
+        "tokens accepted: HS256, HS384, HS512, RS384, RS512, EdDSA (that one), RS256 (all RS) or auto (all seven)",
+    )
+    jwt_secret: str = _secret("JWT_SECRET", "", "key of HS tokens; 32 bytes or more, drawn at random")
+    jwt_public_key: str = _secret("JWT_PUBLIC_KEY", "", "key of RS and EdDSA tokens: the PEM text, not a path")
+    jwt_jwks_url: str = _setting("JWT_JWKS_URL", "", "where their keys are fetched when there is no JWT_PUBLIC_KEY")
+    jwt_jwks_refresh_seconds: int = _setting(
+        "JWT_JWKS_REFRESH_INTERVAL", 3600, "how often, in seconds; an unknown key id has them fetched at once", 1
+    )
+    jwt_jwks_timeout_ms: int = _setting("JWT_JWKS_TIMEOUT_MS", 5000, "how long that may take", 1)
+    jwt_issuer: str = _setting("JWT_ISSUER", "", "what the claim iss must be; empty: anything")
+    jwt_audience: str = _setting("JWT_AUDIENCE", "", "what the claim aud must be or contain; empty: anything")
+    jwt_clock_skew: int = _setting("JWT_CLOCK_SKEW", 30, "seconds by which clocks may differ", 0)
+    jwt_require_exp: bool = _setting("JWT_REQUIRE_EXP", False, "refuse a token that never expires")
+    jwt_skip_paths: str = _setting(
+        "JWT_SKIP_PATHS",
+        "/health,/metrics/prometheus,/metrics,/",
+        "paths that need no token, separated by commas; one that ends in / stands for all below it",
+    )
+    jwt_roles_claim: str = _setting("JWT_ROLES_CLAIM", "role", "claim with one role")
+    jwt_roles_array_claim: str = _setting("JWT_ROLES_ARRAY_CLAIM", "roles", "claim with an array of roles")
+    jwt_role_admin: str = _setting("JWT_ROLE_ADMIN", "admin", "what the role admin is called in tokens")
+    jwt_role_read_write: str = _setting("JWT_ROLE_READ_WRITE", "read-write", "the same for read-write")
+    jwt_role_read_only: str = _setting("JWT_ROLE_READ_ONLY", "read-only", "the same for read-only")
+    jwt_role_write_only: str = _setting("JWT_ROLE_WRITE_ONLY", "write-only", "the same for write-only")
+    jwt_tenant_claim: str = _setting(
+        "JWT_TENANT_CLAIM", "", "claim with the one tenant a token is for; only admin tokens may do without it"
+    )
+    tenancy_header: bool = _setting(
+        "QUEEN_TENANCY_HEADER", False, "take the tenant from the header x-queen-tenant; needs the next one"
+    )
+    kv_trusted_proxy: bool = _setting(
+        "QUEEN_KV_TRUSTED_PROXY", False, "your word that a proxy sets that header and removes what clients send"
+    )
+    trusted_proxy_cidrs: str = _setting(
+        "QUEEN_TRUSTED_PROXY_CIDRS", "", "networks that may send that header, separated by commas; empty: any"
+    )
+
     # Encryption at rest
     encryption_key: str = _secret("QUEEN_ENCRYPTION_KEY", "", "key of encrypted queues: 64 hexadecimal digits")
     encryption_keys_old: str = _secret(
@@ -275,6 +318,7 @@ class Settings:
                 values[spec.name] = _value(variable, spec.default, environ, warnings)
             except SettingsError as error:
                 errors.append(str(error))
+        warnings.extend(_jwt_warnings(values))
         if values.get("strict_boot"):
             errors.extend(warnings)
         if values.get("encryption_required", True):
@@ -284,6 +328,8 @@ class Settings:
             errors.extend(_bind_errors("QUEEN_MESH_BIND_ADDR", values["mesh_bind_addr"], "QUEEN_MESH_PORT"))
         errors.extend(_mesh_errors(values))
         errors.extend(_certificate_errors("PG_SSL_ROOT_CERT", values["pg_ssl_root_cert"]))
+        errors.extend(_jwt_errors(values))
+        errors.extend(_tenancy_errors(values))
         errors.extend(_fsync_errors(values["file_buffer_fsync"]))
         if errors:
             raise SettingsError("; ".join(errors))
@@ -294,6 +340,10 @@ class Settings:
             "new" if values["subscription_mode"] in ("new", "new-only", "new_only", "newonly") else "all"
         )
         return cls(**values, warnings=tuple(warnings))
+
+    def proxy_networks(self) -> list[str]:
+        """The networks that may send the tenant header; none: everybody may."""
+        return _parts(self.trusted_proxy_cidrs)
 
 
 def _bind_errors(name: str, bind_addr: str, port: str) -> list[str]:
@@ -330,6 +380,58 @@ def _certificate_errors(name: str, pem: str) -> Iterator[str]:
         load_pem_x509_certificates(pem.replace("\\n", "\n").encode())
     except ValueError as error:
         yield f"{name}: not certificates in PEM: {error}"
+
+
+def _jwt_errors(values: dict[str, Any]) -> Iterator[str]:
+    """What would leave a broker that asks for tokens without a way to check them."""
+    algorithm = values["jwt_algorithm"]
+    asymmetric = values["jwt_public_key"] or values["jwt_jwks_url"]
+    if not values.get("jwt_enabled"):
+        return
+    start = "invalid JWT auth configuration:"
+    names = (*JWT_ALGORITHMS, "auto")
+    if algorithm not in names:
+        yield f"{start} JWT_ALGORITHM={algorithm} is not supported (use {', '.join(names[:-1])} or {names[-1]})"
+    elif algorithm.startswith("HS") and not values["jwt_secret"]:
+        yield f"{start} JWT_ENABLED=true with JWT_ALGORITHM={algorithm} but no key material: set JWT_SECRET"
+    elif algorithm == "auto" and not values["jwt_secret"] and not asymmetric:
+        yield (
+            f"{start} JWT_ENABLED=true with JWT_ALGORITHM=auto but no key material: "
+            "set JWT_SECRET, JWT_PUBLIC_KEY or JWT_JWKS_URL"
+        )
+    elif not algorithm.startswith("HS") and algorithm != "auto" and not asymmetric:
+        yield (
+            f"{start} JWT_ENABLED=true with JWT_ALGORITHM={algorithm} "
+            "but neither JWT_PUBLIC_KEY nor JWT_JWKS_URL is set"
+        )
+    if values["jwt_secret"].lstrip().startswith(("-----BEGIN", "ssh-")):
+        yield f"{start} JWT_SECRET holds a PEM or SSH key; public keys go to JWT_PUBLIC_KEY"
+
+
+def _jwt_warnings(values: dict[str, Any]) -> Iterator[str]:
+    if values.get("jwt_enabled") and values["jwt_jwks_url"].lower().startswith("http://"):
+        yield "JWT_JWKS_URL is plain http: whoever is on the way can put keys of their own there; use https"
+    if values["jwt_tenant_claim"] and not values.get("jwt_enabled"):
+        yield "JWT_TENANT_CLAIM has no effect without JWT_ENABLED"
+
+
+def _tenancy_errors(values: dict[str, Any]) -> Iterator[str]:
+    if values.get("tenancy_header") and not values.get("kv_trusted_proxy"):
+        yield (
+            "QUEEN_TENANCY_HEADER=1 without QUEEN_KV_TRUSTED_PROXY=1: whoever reaches the port could name any tenant. "
+            "Let only a proxy that sets x-queen-tenant itself reach it, and say so with QUEEN_KV_TRUSTED_PROXY=1"
+        )
+    for text in _parts(values["trusted_proxy_cidrs"]):
+        try:
+            ipaddress.ip_network(text, strict=False)
+        except ValueError as error:
+            yield f"QUEEN_TRUSTED_PROXY_CIDRS must be networks such as 10.1.0.0/16: {error}"
+    if values["trusted_proxy_cidrs"].strip() and not _parts(values["trusted_proxy_cidrs"]):
+        yield f'QUEEN_TRUSTED_PROXY_CIDRS="{values["trusted_proxy_cidrs"]}" names no network'
+
+
+def _parts(text: str) -> list[str]:
+    return [part for word in text.split(",") if (part := word.strip())]
 
 
 def is_key(text: str) -> bool:

@@ -18,6 +18,8 @@ from queen import codec
 
 if TYPE_CHECKING:
     from queen.api.receiving import Receiving
+    from queen.auth.access import Caller
+    from queen.auth.levels import Demand
     from queen.engine.engine import Engine
     from queen.spool.spool import Spool
 
@@ -82,14 +84,21 @@ class Request:
     __slots__ = ("_receiving", "engine", "environ", "query", "spool", "subject", "tenant")
 
     def __init__(
-        self, environ: Environ, query: str, engine: Engine, spool: Spool, tenant: bytes, receiving: Receiving
+        self,
+        environ: Environ,
+        query: str,
+        engine: Engine,
+        spool: Spool,
+        tenant: bytes,
+        receiving: Receiving,
+        subject: bytes | None = None,
     ) -> None:
         self.environ = environ
         self.query = query
         self.engine = engine
         self.spool = spool
         self.tenant = tenant
-        self.subject: bytes | None = None
+        self.subject = subject
         self._receiving = receiving
 
     def body(self) -> bytes:
@@ -111,15 +120,20 @@ class Request:
 class Host(Protocol):
     """What the application needs of the worker it runs in.
 
-    ``idle`` holds the connections that may bring a request, their first or another, by file number; those that
-    were closed meanwhile stay until the number is used again.
+    ``guarded`` tells that callers must say who they are. ``idle`` holds the connections that may bring a request,
+    their first or another, by file number; those that were closed meanwhile stay until the number is used again.
     """
 
     stopping: bool
+    guarded: bool
     idle: dict[int, socket.socket]
 
-    def request(self, environ: Environ, query: str) -> Request:
-        """Binds a request to the engine and its tenant; raises a 503 `Refusal` while the engine starts."""
+    def admit(self, environ: Environ, path: str, demand: Demand) -> Caller | None:
+        """Lets a request pass and says whose it is, None when nobody asks; raises `queen.auth.denied.Denied`."""
+
+    def request(self, environ: Environ, query: str, caller: Caller | None = None) -> Request:
+        """Binds a request to the engine and its tenant; raises a 503 `Refusal` while the engine starts, and
+        `queen.auth.denied.Denied` for a tenant that can't be."""
 
 
 @lru_cache(maxsize=4096)

@@ -7,6 +7,7 @@ segment, so that cursor and dead letter change together.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ log = Log("ack-fusion")
 
 _BUNDLE = 64
 _INFLIGHT = 4
+_MOST_OWNED = 65_536
 
 COMPLETED = frozenset({"completed", "success", "acked", "ok"})
 STALE = "already committed: the cursor moved past this message before this ack"
@@ -114,6 +116,7 @@ class Acker:
         self._admission = admission
         self._hotlist = hotlist
         self._tenancy = tenancy
+        self._owned: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()  # tenant and partition, seen in SQL
         self.fusion: Fusion[Key, AckGroup] = Fusion(self._flush, _BUNDLE, _INFLIGHT)
 
     def ack(self, tenant: bytes, items: Sequence[AckItem]) -> list[ItemResult]:
@@ -147,7 +150,7 @@ class Acker:
                     results[position] = ItemResult(error=error)
                     continue
                 write = AckWrite(
-                    tenant if self._tenancy else None,
+                    tenant if self._tenancy and (tenant, partition_id) not in self._owned else None,
                     partition_id,
                     (QUEUE_MODE if item.group is None else item.group).encode(),
                     _storable(item.lease_id or ""),
@@ -196,9 +199,17 @@ class Acker:
                     group.error = FLUSH_FAILED if error.lost or len(groups) > 1 else error.message
             return
         for group in groups:
+            if group.write.tenant is not None and group.acked is not None and group.acked.error is None:
+                self._remember_owner(group.write.tenant, group.write.partition_id)
             if group.acked is not None and group.acked.dead_offset is not None:
                 self._dead_letter(group)
             self.announce(group)
+
+    def _remember_owner(self, tenant: bytes, partition_id: bytes) -> None:
+        """Later acks needn't ask whose a partition is: it never changes. That it is not theirs is asked each time."""
+        self._owned[tenant, partition_id] = None
+        if len(self._owned) > _MOST_OWNED:
+            self._owned.popitem(last=False)
 
     def _dead_letter(self, group: AckGroup) -> None:
         """Calls again with the message that is given up. The offset may move while nobody holds the lock."""

@@ -63,7 +63,7 @@ class Engine:
         self.popper = Popper(
             settings, self.operations, self.flags, self.hotlist, self.scan, minter, self.leases, segments, admission
         )
-        self.acker = Acker(self.operations, self.hotlist, admission)
+        self.acker = Acker(self.operations, self.hotlist, admission, settings.tenancy_header)
         self.transactor = Transactor(
             settings, self.operations, self.hotlist, self.hints, minter, self.acker, self.encryption
         )

@@ -53,7 +53,7 @@ class Mesh:
         self._tls = Tls(settings) if settings.mesh_tls_ca else None
         self._diallers = [self._dialler(peer) for peer in self._peers]
         self._outbox = Outbox(self._to_all, self._to_peers, settings.hotlist)
-        tenancy: bool = getattr(settings, "tenancy_header", False)
+        tenancy = settings.tenancy_header
         self._inbound = Inbound(engine.hints, engine.flags, tenancy, settings.mesh_verify_flips, self._to_siblings)
         engine.hints.answers["mesh"] = lambda _: self._numbers().as_object()
         engine.hints.answers["flag"] = self._take_flag
