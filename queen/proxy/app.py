@@ -37,7 +37,9 @@ class Proxy(Flask):
         if runtime.pxdb is None:
             room.close(self)
         else:
-            room.install(self, runtime.settings, runtime.pxdb, runtime.identity, runtime.gateway, lambda _: None)
+            room.install(
+                self, runtime.settings, runtime.pxdb, runtime.identity, runtime.gateway, runtime.gateway.blocks.quota
+            )
 
     def wsgi_app(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         client = Client(environ, self.runtime)
