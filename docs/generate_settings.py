@@ -1,4 +1,4 @@
-"""Writes docs/settings.rst from the broker's settings: run it after a change of queen/settings.py."""
+"""Writes docs/settings.rst and docs/proxy-settings.rst: run it after a change of either program's settings."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
+from queen.proxy.settings import ProxySettings
 from queen.settings import Settings, Variable
 
 PAGE = Path(__file__).resolve().parent / "settings.rst"
+PROXY_PAGE = PAGE.with_name("proxy-settings.rst")
 
 # The field that begins a section, and the section's title.
 _SECTIONS = {
@@ -23,6 +25,28 @@ _SECTIONS = {
     "encryption_key": "Encryption at rest",
     "file_buffer_dir": "Spool",
 }
+
+_PROXY_SECTIONS = {
+    "port": "Listener and logging",
+    "pxdb_host": "The proxy's database",
+    "enforce": "The gateway",
+    "jwt_secret": "People",
+    "meter_flush_ms": "Usage",
+    "dev_insecure": "Development without a database",
+}
+
+_PROXY_HEAD = """\
+Settings of the proxy
+=====================
+
+The proxy reads these environment variables once, when it starts. This page is made from
+``queen/proxy/settings.py`` by ``docs/generate_settings.py``; a test fails when it is out of date.
+
+- Only ``true`` is true; anything else that is set is false.
+- A number that can't be read gives the default, one below its bound the bound.
+- A variable that is set to nothing is unset, but for ``QUEEN_PROXY_BIND_ADDR``, where that ends the start.
+- Names that end in ``_MS`` are in milliseconds.
+"""
 
 _HEAD = """\
 Settings
@@ -44,15 +68,20 @@ What gunicorn itself reads is in `Run a broker <run-a-broker.rst>`_.
 
 def page() -> str:
     """The page as it should be."""
-    return "\n".join([_HEAD, *_body()])
+    return "\n".join([_HEAD, *_body(Settings, _SECTIONS)])
 
 
-def _body() -> Iterator[str]:
-    for setting in fields(Settings):
+def proxy_page() -> str:
+    """The proxy's page as it should be."""
+    return "\n".join([_PROXY_HEAD, *_body(ProxySettings, _PROXY_SECTIONS)])
+
+
+def _body(kind: type[Any], sections: dict[str, str]) -> Iterator[str]:
+    for setting in fields(kind):
         variable: Variable | None = setting.metadata.get("variable")
         if variable is None:
             continue
-        if title := _SECTIONS.get(setting.name):
+        if title := sections.get(setting.name):
             yield f"\n{title}\n{'-' * len(title)}\n"
             yield ".. list-table::\n   :header-rows: 1\n"
             yield "   * - Variable\n     - Default\n     - Bounds\n     - Meaning"
@@ -83,3 +112,4 @@ def _bounds(variable: Variable) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page())
+    PROXY_PAGE.write_text(proxy_page())

@@ -161,6 +161,7 @@ def test_client_example_works_as_printed(broker: Broker) -> None:
 def test_settings_page_is_current() -> None:
     script = runpy.run_path(str(DOCS / "generate_settings.py"))
     assert script["PAGE"].read_text() == script["page"](), "run docs/generate_settings.py"
+    assert script["PROXY_PAGE"].read_text() == script["proxy_page"](), "run docs/generate_settings.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
