@@ -76,6 +76,7 @@ def test_keys_of_others_are_out_of_reach(people: Stack, admin: Person) -> None:
         {"name": "x", "scopes": [1]},
         {"name": "x\x00", "scopes": ["read"]},
         {"name": "x" * 101, "scopes": ["read"]},
+        {"name": "\ud800", "scopes": ["read"]},
         b"{",
         b"\xff",
     ],
@@ -135,6 +136,7 @@ def test_members_come_and_go_but_the_last_admin_stays(people: Stack, admin: Pers
     )
     assert change("POST", email="nobody@acme.example", role="viewer")[0] == 404
     assert change("POST", email="second@acme.example", role="king")[0] == 400
+    assert change("POST", email="\ud800@acme.example", role="viewer")[0] == 400
     granted = admin.request("POST", "/api/console/members", {"email": " Second@acme.example", "role": "admin"})
     assert granted.json() == {"ok": True, "email": "second@acme.example", "role": "admin"}
     members = {member["email"]: member["role"] for member in admin.get("/api/console/members").json()}

@@ -61,6 +61,15 @@ def test_logout_is_well_without_a_session(visitor: Person) -> None:
     assert visitor.request("POST", "/auth/logout").status == 200
 
 
+def test_a_person_who_is_gone_has_no_session(people: Stack, visitor: Person) -> None:
+    people.control.bootstrap("vanished")
+    visitor.sign_in("ops@vanished.example")
+    people.control.sql.execute("DELETE FROM queen_proxy.users WHERE email = 'ops@vanished.example'")
+    assert visitor.get("/auth/me").json()["error"] == "session no longer valid"
+    assert visitor.get("/api/v1/resources/queues", x_queen_act_cluster="acme-prod").status in (401, 403)
+    assert visitor.request("POST", "/auth/logout").body == b'{"ok":true}'
+
+
 @pytest.mark.parametrize(
     ("email", "password"),
     [(EMAIL, "wrong"), ("nobody@acme.example", "wrong"), ("", ""), ("\x00", "x" * 5000), (EMAIL, "\udcff\x00")],

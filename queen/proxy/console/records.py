@@ -83,7 +83,7 @@ class Records:
     def make_key(self, cluster: Cluster, user_id: str, name: Any, scopes: Any) -> tuple[str, str]:
         """Makes a key; returns its id and its plaintext, which is kept nowhere. Raises `Refusal` 400."""
         name = name.strip() if isinstance(name, str) else ""
-        if not name or len(name) > 100 or "\x00" in name:
+        if not 1 <= len(name) <= 100 or not name.isprintable():
             raise invalid("name must be a text of 1 to 100 characters")
         if not isinstance(scopes, list) or not scopes or not all(isinstance(scope, str) for scope in scopes):
             raise invalid(f"scopes must be a list of at least one of {', '.join(sorted(SCOPES))}")
@@ -366,7 +366,7 @@ def _record(
 
 def _email(text: Any) -> str:
     address = text.strip().lower() if isinstance(text, str) else ""
-    if not 3 <= len(address) <= 254 or "@" not in address[1:-1] or any(c.isspace() or c == "\x00" for c in address):
+    if not 3 <= len(address) <= 254 or "@" not in address[1:-1] or " " in address or not address.isprintable():
         raise invalid("email must be an address, such as name@example.org")
     return address
 

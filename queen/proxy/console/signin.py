@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import gevent
+import psycopg
 from flask import Blueprint, Response, make_response, redirect, render_template, request
 
 from queen import codec
@@ -107,7 +108,7 @@ class SignIn:
             token = self._sessions.token(request.environ, document=True)
             if token is not None:
                 self._sessions.end(self._sessions.session(token))
-        except (Refusal, Unavailable) as error:
+        except (Refusal, Unavailable, psycopg.Error) as error:
             log.info("sign-out without a session to end", reason=error)
         return response
 
