@@ -80,7 +80,8 @@ def from_row(row: dict[str, Any]) -> Cluster:
         broker_tenant=str(row["broker_tenant_uuid"]),
         cell_slug=row["cell_slug"],
         base_url=row["base_url"],
-        cell_secret=row["cell_secret"],
+        # A line break that came along with a pasted token would end the header it is sent in.
+        cell_secret="".join((row["cell_secret"] or "").split()) or None,
         plan=row["plan"],
         features=frozenset(name for name in FEATURES if row["features"].get(name) is True),
         limits=effective(row["plan_limits"], row["limit_overrides"]),

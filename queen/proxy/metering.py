@@ -169,7 +169,9 @@ class Meter:
                     self._retry_at = time.monotonic() + _PAUSE_SECONDS
                 raise
             self._failures = 0
-            self._closed.pop(0)
+            # The last flush of a stop may have overtaken us meanwhile: the database counts a batch once.
+            if batch in self._closed:
+                self._closed.remove(batch)
             gevent.sleep(0)
 
     def _recover(self) -> None:
