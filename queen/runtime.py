@@ -7,6 +7,7 @@ a request that comes earlier waits a little and is then told to come back.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -44,6 +45,7 @@ shutdown_log = Log("shutdown")
 FATAL_STATUS = 3  # on which gunicorn stops as a whole, instead of starting the worker again for ever
 _START_WAIT_SECONDS = 5.0
 _RETRY_SECONDS = 1.0
+_STOP_SECONDS = 15.0
 _SHORT_KEEPALIVE_SECONDS = 30
 _GC_THRESHOLDS = (20_000, 20, 50)
 
@@ -237,7 +239,9 @@ class Runtime:
         previous = signal.getsignal(signal.SIGTERM)
 
         def handle(number: int, frame: Any) -> None:
-            gevent.spawn(self.stop)
+            stopping = gevent.spawn(self.stop)
+            # gunicorn leaves when no request is open, which may be before all of this has come to its end.
+            atexit.register(stopping.join, _STOP_SECONDS)
             if callable(previous):
                 previous(number, frame)
 

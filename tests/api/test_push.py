@@ -384,6 +384,8 @@ def test_without_a_database_every_call_says_so_in_its_own_way(broker: Broker, da
     with psycopg.connect(psycopg.conninfo.make_conninfo(database.conninfo, dbname="postgres"), autocommit=True) as sql:
         sql.execute(f"ALTER DATABASE {database.name} ALLOW_CONNECTIONS false".encode())
         sql.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (database.name,))
+        left = b"SELECT count(*) FROM pg_stat_activity WHERE datname = %s"
+        wait_until(lambda: sql.execute(left, (database.name,)).fetchone() == (0,), what="its connections have ended")
         with ThreadPoolExecutor(len(calls)) as pool:
             answers = [f.result() for f in [pool.submit(broker.request, *call) for call in calls]]
         sql.execute(f"ALTER DATABASE {database.name} ALLOW_CONNECTIONS true".encode())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import gevent
@@ -279,7 +281,9 @@ def test_more_than_a_peer_may_send_is_dropped_and_counted(peer: Peer) -> None:
     assert peer.inbound.rejected == 100 - sum(map(len, heard))
 
 
-def test_more_bytes_than_a_peer_may_send_are_dropped(peer: Peer) -> None:
+def test_more_bytes_than_a_peer_may_send_are_dropped(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    instant = time.monotonic()
+    monkeypatch.setattr("queen.mesh.inbound.time", SimpleNamespace(monotonic=lambda: instant))
     frame = b'{"items":[]' + b" " * (LIMIT // 2) + b"}"
     for _ in range(30):
         peer.inbound.apply(peer.source, Tag.HOTLIST_DIRTY_BATCH, frame)

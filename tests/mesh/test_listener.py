@@ -204,10 +204,10 @@ def test_those_who_showed_the_secret_are_not_pushed_out(port: Port) -> None:
 
 
 def test_a_silent_connection_is_closed(port: Port) -> None:
-    short = Port(idle=0.1)
+    short = Port(idle=1.0)
     connection = short.honest()
-    for _ in range(4):
-        gevent.sleep(0.05)
+    for _ in range(8):
+        gevent.sleep(0.2)
         connection.sendall(encode(Tag.HEARTBEAT))
     assert closed_in_silence(connection)
     short.listener.stop()
