@@ -23,7 +23,8 @@ from werkzeug.routing import RequestRedirect
 
 from queen import codec
 from queen.api import blueprints
-from queen.api.http import Answer, Environ, Host, Refusal, decode_segment
+from queen.api.answers import Answer, Refusal
+from queen.api.http import Environ, Host, decode_segment
 from queen.auth.denied import Denied
 from queen.auth.levels import Demand, demand_of_nothing, demand_of_route
 from queen.engine.waiting import ClientGone

@@ -20,7 +20,8 @@ import psycopg
 from gevent.event import Event
 
 from queen import __version__, configuration, worker
-from queen.api.http import Environ, Refusal, Request
+from queen.api.answers import Refusal
+from queen.api.http import Environ, Request
 from queen.api.receiving import Receiving
 from queen.auth import access
 from queen.auth.access import Access, Caller

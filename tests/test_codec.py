@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from queen import codec
 from queen.api import push
+from queen.api.answers import Refusal
 from queen.api.bodies import Decoder, Masks
-from queen.api.http import Refusal
 
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 from flask import Blueprint
 
+from queen.api.answers import Answer
 from queen.api.bodies import Decoder, Masks, check_group, check_surrogates
-from queen.api.http import Answer, Request, direct
+from queen.api.http import Request, direct
 from queen.engine.ack import AckItem
 from queen.engine.identifiers import QUEUE_MODE
 

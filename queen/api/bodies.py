@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from queen.api.http import Refusal
+from queen.api.answers import Refusal
 
 Body = TypeVar("Body")
 

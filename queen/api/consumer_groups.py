@@ -7,16 +7,9 @@ from typing import Any
 from flask import Blueprint
 
 from queen import codec
+from queen.api.answers import Answer, Refusal, json_answer
 from queen.api.database_errors import database_errors
-from queen.api.http import (
-    Answer,
-    Refusal,
-    Request,
-    direct,
-    json_answer,
-    lenient_boolean,
-    lenient_integer,
-)
+from queen.api.http import Request, direct, lenient_boolean, lenient_integer
 from queen.db import administration
 from queen.log import Log
 

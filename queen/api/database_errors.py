@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import psycopg
 
-from queen.api.http import Refusal
+from queen.api.answers import Refusal
 from queen.db.errors import Unavailable
 from queen.log import Log
 

@@ -6,8 +6,9 @@ from uuid import UUID
 
 from flask import Blueprint
 
+from queen.api.answers import Answer, json_answer
 from queen.api.database_errors import database_errors
-from queen.api.http import Answer, Request, direct, json_answer, lenient_integer
+from queen.api.http import Request, direct, lenient_integer
 from queen.db import administration
 from queen.db.administration import DeadLetter, DeadLetterFilter
 from queen.engine.encryption import Encryption

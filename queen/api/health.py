@@ -6,7 +6,8 @@ import psycopg
 from flask import Blueprint
 
 from queen import __version__
-from queen.api.http import Answer, Request, direct, json_answer
+from queen.api.answers import Answer, json_answer
+from queen.api.http import Request, direct
 from queen.db import administration
 from queen.db.errors import Unavailable
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 from flask import Blueprint
 
-from queen.api.http import Answer, Refusal, Request, direct, json_answer
+from queen.api.answers import Answer, Refusal, json_answer
+from queen.api.http import Request, direct
 from queen.db.binary import timestamp_text
 from queen.db.errors import StatementFailed, Unavailable
 

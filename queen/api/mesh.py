@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from flask import Blueprint
 
-from queen.api.http import Answer, Refusal, Request, direct, json_answer
+from queen.api.answers import Answer, Refusal, json_answer
+from queen.api.http import Request, direct
 
 blueprint = Blueprint("mesh", __name__)
 

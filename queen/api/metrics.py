@@ -8,7 +8,8 @@ from typing import Any
 
 from flask import Blueprint
 
-from queen.api.http import Answer, Request, direct, json_answer
+from queen.api.answers import Answer, json_answer
+from queen.api.http import Request, direct
 from queen.db import metrics as stored
 from queen.db.errors import StatementFailed, Unavailable
 from queen.engine import figures

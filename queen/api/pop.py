@@ -9,19 +9,9 @@ from functools import lru_cache
 import msgspec
 from flask import Blueprint
 
+from queen.api.answers import NO_CONTENT, Answer, Refusal, json_answer
 from queen.api.bodies import check_group
-from queen.api.http import (
-    NO_CONTENT,
-    Answer,
-    Refusal,
-    Request,
-    direct,
-    json_answer,
-    no_head,
-    parse_query,
-    strict_boolean,
-    strict_integer,
-)
+from queen.api.http import Request, direct, no_head, parse_query, strict_boolean, strict_integer
 from queen.db.binary import now, timestamp_text
 from queen.db.records import Subscription
 from queen.engine.encryption import Encryption

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 from flask import Blueprint
 
+from queen.api.answers import Answer, Refusal
 from queen.api.bodies import Decoder, check_id, check_item, check_names
-from queen.api.http import Answer, Refusal, Request, direct
+from queen.api.http import Request, direct
 from queen.engine.admission import Overloaded
 from queen.engine.encryption import QueueEncrypted
 from queen.engine.push import FAILED, Item

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import gevent
 from gunicorn.http.errors import NoMoreData, ParseException
 
-from queen.api.http import Refusal
+from queen.api.answers import Refusal
 from queen.engine.waiting import ClientGone
 from queen.log import Log
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from flask import Blueprint
 
+from queen.api.answers import Answer
 from queen.api.database_errors import database_errors
-from queen.api.http import Answer, Request, direct
+from queen.api.http import Request, direct
 from queen.db import statistics
 
 blueprint = Blueprint("statistics", __name__)

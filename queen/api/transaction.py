@@ -8,8 +8,9 @@ import msgspec
 from flask import Blueprint
 
 from queen.api.ack import unmask
+from queen.api.answers import Answer, Refusal, json_answer
 from queen.api.bodies import Decoder, Masks, check_group, check_id, check_item, check_names
-from queen.api.http import Answer, Refusal, Request, direct, json_answer
+from queen.api.http import Request, direct
 from queen.db.errors import StatementFailed, Unavailable
 from queen.engine.ack import AckItem
 from queen.engine.encryption import QueueEncrypted
