@@ -1,7 +1,8 @@
-"""What is told of pushes and moved cursors, gathered for a few milliseconds and sent as one frame."""
+"""What is told of pushes and moved cursors, gathered for a few milliseconds when there is much of it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
@@ -12,7 +13,8 @@ from gevent.event import Event
 from queen.engine.hints import PartitionKey
 from queen.mesh.frames import Tag, batches, item
 
-_WAKE_SECONDS = 0.005
+_WAKE_SECONDS = 0.005  # between two flushes of wakes, on average
+_AT_ONCE = 20  # of them that may come closer together
 _DIRTY_SECONDS = 0.02
 _MOST_KEYS = 200_000
 _FLUSH_KEYS = 50_000
@@ -24,7 +26,7 @@ T = TypeVar("T")
 
 
 class Outbox:
-    """Gathers hints. A lone one leaves at once; those that follow within 5 ms leave together.
+    """Gathers hints. One leaves at once, until there are more than one in 5 ms: then they leave together.
 
     Wakes go to siblings and peers. Peers also get dirty hints, every 20 ms, which say the same once more:
     older brokers mark their candidates by these. Moved cursors go to both.
@@ -71,11 +73,15 @@ class Outbox:
                 self._to_all(frame)
 
     def _send_wakes(self) -> None:
+        paid = 0.0  # until when the flushes so far have used up their time
         while True:
             self._news.wait()
             self._news.clear()
             self.flush()
-            gevent.sleep(_WAKE_SECONDS)
+            now = time.monotonic()
+            paid = max(paid, now - _AT_ONCE * _WAKE_SECONDS) + _WAKE_SECONDS
+            if paid > now:
+                gevent.sleep(paid - now)
 
     def _send_dirty(self) -> None:
         while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import threading
 import time
 from collections.abc import Mapping
@@ -115,6 +116,36 @@ class Consumer:
         started = time.monotonic()
         wait_until(lambda: self.has(payload), LONG, f"{payload} comes")
         return self.came[payload] - started
+
+
+class Line:
+    """A connection that is kept, and so stays with one worker of a broker: any, or another than that of a line."""
+
+    def __init__(self, broker: Broker, elsewhere: Line | None = None) -> None:
+        self.worker = 0
+        while not self.worker or (elsewhere is not None and self.worker == elsewhere.worker):
+            self._connection = http.client.HTTPConnection("127.0.0.1", broker.port, timeout=60)
+            self._connection.connect()
+            self.worker = wait_until(lambda: self._accepted_by(broker), LONG, "a worker takes the connection")
+
+    def _accepted_by(self, broker: Broker) -> int:
+        port = self._connection.sock.getsockname()[1]
+        for pid in broker.worker_pids():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                peers = (one.raddr for one in psutil.Process(pid).net_connections("tcp") if one.raddr)
+                if port in (peer.port for peer in peers):
+                    return pid
+        return 0
+
+    def request(self, method: str, target: str, body: Any = None) -> Any:
+        """What the worker answers, decoded; None when that is nothing."""
+        payload = None if body is None else json.dumps(body)
+        self._connection.request(method, target, payload, {"Content-Type": "application/json"})
+        answer = self._connection.getresponse().read()
+        return json.loads(answer) if answer else None
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 def latencies(pusher: Broker, popper: Broker, queue: str, count: int) -> list[float]:
