@@ -27,7 +27,10 @@ _QUEUE_BYTES = 32 * 1024 * 1024
 _SEND_BYTES = 256 * 1024
 _FIRST_DELAY = 0.25
 _LAST_DELAY = 5.0
-_REFUSED_SECONDS = 2.0  # a connection that ends sooner after its HELLO was refused
+_REFUSED_SECONDS = 2.0  # a connection that ends sooner after its HELLO may have been refused
+_REFUSALS = 4  # in a row, after which it was: a peer that restarts hangs up once, and then can't be reached
+_HUNG_UP = "peer keeps closing the connection at once: do the secrets differ?"
+_ANSWERED = "what is dialled answers, as no peer does: is it a mesh port, and do both or none use TLS?"
 
 _HEARTBEAT = encode(Tag.HEARTBEAT)
 
@@ -66,6 +69,7 @@ class Dialler:
         self._bytes = 0
         self._news = Event()
         self._ended = False
+        self._answered = False
         self._greenlet: gevent.Greenlet[[], None] | None = None
         self.connected = False
         self.resolved_ip: str | None = None
@@ -91,23 +95,27 @@ class Dialler:
 
     def _run(self) -> None:
         attempts = 0
-        refused = False
+        refusals = 0
+        warned = False
         while True:
             try:
                 held = self._session()
             except PeerGone:
                 return
             except (OSError, UnicodeError, gevent.Timeout) as error:
+                refusals = 0
                 log.debug("dial failed", peer=self.name, error=error)
             except Exception:
                 log.exception("dialler failed", peer=self.name)
             else:
                 if held >= _REFUSED_SECONDS:
-                    attempts = 0
-                    refused = False
-                elif self._warn and not refused:
-                    refused = True
-                    log.warning("peer closed the connection at once: do the secrets differ?", peer=self.name)
+                    attempts = refusals = 0
+                    warned = False
+                else:
+                    refusals += 1
+                if self._warn and not warned and refusals >= _REFUSALS:
+                    warned = True
+                    log.warning(_ANSWERED if self._answered else _HUNG_UP, peer=self.name)
             gevent.sleep(backoff(attempts))
             attempts += 1
 
@@ -119,7 +127,7 @@ class Dialler:
         try:
             connection.settimeout(self._stall)
             connection.sendall(self._hello())
-            self._ended = False
+            self._ended = self._answered = False
             watcher = gevent.spawn(self._watch, connection)
             self._discard()
             self.resolved_ip = _address(connection)
@@ -169,7 +177,7 @@ class Dialler:
         connection_ended = False
         while not connection_ended:
             try:
-                connection.recv(1)
+                self._answered = bool(connection.recv(1))
                 connection_ended = True
             except TimeoutError:
                 continue

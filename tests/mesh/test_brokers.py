@@ -114,7 +114,7 @@ def test_a_peer_with_another_secret_is_told_nothing_and_believed_nothing(brokers
         assert broker.push([{"queue": broker.name, "payload": 1}])[0]["status"] == "queued"
         assert "handshake refused" in broker.log()
         assert "secret 0" not in broker.log()
-        wait_until(lambda broker=broker: "closed the connection at once" in broker.log(), LONG, "a warning")  # type: ignore[misc]
+        wait_until(lambda broker=broker: "closing the connection at once" in broker.log(), LONG, "a warning")  # type: ignore[misc]
     here.request("POST", "/api/v1/system/maintenance/pop", {"enabled": True})
     assert shared_state(there) == (False, False)
 

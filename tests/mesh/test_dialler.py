@@ -168,12 +168,15 @@ def test_a_peer_that_hangs_up_is_noticed_without_anything_to_send(here: Here) ->
     until(lambda: dialler.connected)
 
 
-def test_a_peer_that_answers_is_not_one(here: Here) -> None:
+def test_a_peer_that_answers_is_not_one(here: Here, caplog: pytest.LogCaptureFixture) -> None:
     dialler = here.dialler()
-    accepted = here.accept()
-    until(lambda: dialler.connected)
-    accepted.socket.sendall(b"220 mail.example ESMTP\r\n")
-    until(lambda: not dialler.connected)
+    for _ in range(4):
+        accepted = here.accept()
+        until(lambda: dialler.connected)
+        accepted.socket.sendall(b"220 mail.example ESMTP\r\n")
+        until(lambda: not dialler.connected)
+    until(lambda: "answers, as no peer does" in caplog.text)
+    assert "secrets differ" not in caplog.text
 
 
 def test_a_peer_that_closes_at_once_is_warned_of_once_and_dialled_less_and_less(
@@ -182,10 +185,30 @@ def test_a_peer_that_closes_at_once_is_warned_of_once_and_dialled_less_and_less(
     started = time.monotonic()
     here.dialler()
     for _ in range(4):
+        assert "secrets differ" not in caplog.text
         here.accept().socket.close()
     # 250, 500 and 1000 ms, less a fifth at most.
     assert time.monotonic() - started > 0.25 + 0.4 + 0.8
-    assert caplog.text.count("closed the connection at once") == 1
+    until(lambda: "closing the connection at once: do the secrets differ?" in caplog.text)
+    here.accept().socket.close()
+    here.accept()
+    assert caplog.text.count("secrets differ") == 1
+
+
+def test_a_peer_that_restarts_is_not_taken_for_one_with_another_secret(
+    here: Here, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It hangs up, can't be reached for a while, and may hang up once more as its workers come and go."""
+    caplog.set_level("DEBUG", "queen")
+    here.dialler()
+    port = here.port
+    for restart in range(1, 3):
+        for _ in range(3):
+            here.accept().socket.close()
+        here.port = 1
+        until(lambda restart=restart: caplog.text.count("dial failed") >= restart)  # type: ignore[misc]
+        here.port = port
+    assert "secrets differ" not in caplog.text
 
 
 def test_the_backoff_grows_from_a_quarter_second_to_five() -> None:
