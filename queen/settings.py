@@ -192,11 +192,22 @@ class Settings:
     mesh_allow: str = _setting(
         "QUEEN_MESH_ALLOW", "any", "who may connect: any, peers, or networks separated by commas"
     )
+    mesh_allowed_ids: str = _setting(
+        "QUEEN_MESH_ALLOWED_IDS", "", "the names of brokers that may connect, separated by commas; empty: any"
+    )
     mesh_replay_guard: str = _setting(
         "QUEEN_MESH_REPLAY_GUARD", "refuse", "a handshake that was used before, with a secret: refuse, log or off"
     )
     mesh_verify_flips: bool = _setting(
         "QUEEN_MESH_VERIFY_FLIPS", False, "ask the database before a peer's maintenance flip is believed"
+    )
+    mesh_strict: bool = _setting(
+        "QUEEN_MESH_STRICT",
+        False,
+        "listen only to peers that sign every frame, and believe no flip that the database doesn't confirm",
+    )
+    mesh_names: str = _setting(
+        "QUEEN_MESH_NAMES", "", "with that, what peers dial this broker by, host or host:port; empty: anything"
     )
     mesh_tls_cert: str = _setting("QUEEN_MESH_TLS_CERT", "", "this broker's certificate (PEM file); all three or none")
     mesh_tls_key: str = _setting("QUEEN_MESH_TLS_KEY", "", "its private key")
@@ -341,6 +352,11 @@ class Settings:
         )
         return cls(**values, warnings=tuple(warnings))
 
+    def allowed_ids(self) -> list[str]:
+        """The server ids that may connect to the mesh, this broker's own among them; none: any."""
+        ids = _parts(self.mesh_allowed_ids)
+        return [*ids, self.server_id] if ids else []
+
     def proxy_networks(self) -> list[str]:
         """The networks that may send the tenant header; none: everybody may."""
         return _parts(self.trusted_proxy_cidrs)
@@ -366,6 +382,11 @@ def _mesh_errors(values: dict[str, Any]) -> Iterator[str]:
         else:
             if not networks:
                 yield f'QUEEN_MESH_ALLOW="{allow}" names no network; write any, peers or networks'
+    if values.get("mesh_strict") and not values["sync_secret"]:
+        yield "QUEEN_MESH_STRICT=true needs QUEEN_SYNC_SECRET, which peers sign with; set it, the same on every broker"
+    for name in ("mesh_allowed_ids", "mesh_names"):
+        if values[name].strip() and not _parts(values[name]):
+            yield f'QUEEN_{name.upper()}="{values[name]}" names nobody'
     files = {f"QUEEN_{name.upper()}": values[name] for name in ("mesh_tls_cert", "mesh_tls_key", "mesh_tls_ca")}
     if any(files.values()):
         yield from (f"{name} is not set: mutual TLS takes all three files" for name in files if not files[name])

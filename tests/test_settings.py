@@ -61,7 +61,8 @@ def test_every_variable_says_what_it_is_for() -> None:
 @pytest.mark.parametrize("word", ["true", "1", "yes", "on", "false", "0", "no", "off"])
 def test_a_boolean_is_one_of_eight_words(name: str, word: str) -> None:
     for text in (word, word.upper(), word.capitalize(), f"  {word}\t"):
-        needed = {"JWT_SECRET": "x", "QUEEN_KV_TRUSTED_PROXY": "1"}  # by two that need another setting
+        # Three need another setting.
+        needed = {"JWT_SECRET": "x", "QUEEN_KV_TRUSTED_PROXY": "1", "QUEEN_SYNC_SECRET": "x"}
         assert getattr(read(**{**needed, variable_of(name): text}), name) is (word in ("true", "1", "yes", "on"))
 
 
@@ -266,6 +267,9 @@ def test_the_mesh_binds_where_http_does_unless_told_otherwise() -> None:
         {"QUEEN_MESH_ALLOW": "some"},
         {"QUEEN_MESH_ALLOW": "10.0.0.0/8,10.0.0.0/99"},
         {"QUEEN_MESH_ALLOW": ", ,"},
+        {"QUEEN_MESH_STRICT": "true"},
+        {"QUEEN_MESH_ALLOWED_IDS": ","},
+        {"QUEEN_MESH_STRICT": "true", "QUEEN_SYNC_SECRET": "x", "QUEEN_MESH_NAMES": " , "},
         {"QUEEN_MESH_TLS_CERT": "/cert.pem"},
         {"QUEEN_MESH_TLS_KEY": "/key.pem", "QUEEN_MESH_TLS_CA": "/ca.pem"},
     ],
@@ -278,6 +282,11 @@ def test_what_would_leave_the_mesh_more_open_than_meant_refuses_to_boot(environ:
 @pytest.mark.parametrize("allow", ["any", "peers", "10.0.0.0/8", "10.1.2.3, fd00::/8", "10.1.2.3/8"])
 def test_the_allow_list_is_a_word_or_networks(allow: str) -> None:
     assert read(QUEEN_MESH_ALLOW=allow).mesh_allow == allow
+
+
+def test_a_broker_is_among_the_ids_it_allows() -> None:
+    assert read(QUEEN_MESH_ALLOWED_IDS="b, c", QUEEN_SERVER_ID="a").allowed_ids() == ["b", "c", "a"]
+    assert read(QUEEN_SERVER_ID="a").allowed_ids() == []
 
 
 def test_every_setting_is_in_one_block_of_the_boot_log_and_no_secret_is() -> None:

@@ -19,6 +19,7 @@ from gevent.event import Event
 
 from queen.log import Log
 from queen.mesh.frames import Tag, encode
+from queen.mesh.seals import Sealer
 
 log = Log("mesh")
 
@@ -47,14 +48,15 @@ def backoff(attempts: int) -> float:
 
 class Dialler:
     """Keeps one outgoing connection. ``connect`` opens it (raising OSError, or `PeerGone`, which ends the
-    dialler), ``hello`` makes its first frame, and ``heartbeat`` is in seconds, as is ``stall``, how long
-    the peer may leave what is written unread. ``warn`` says whether to log that the peer hangs up."""
+    dialler), ``hello`` makes its first frame and what seals the others, if anything does. ``heartbeat`` is in
+    seconds, as is ``stall``, how long the peer may leave what is written unread. ``warn`` says whether to log
+    that the peer hangs up."""
 
     def __init__(
         self,
         name: str,
         connect: Callable[[], socket.socket],
-        hello: Callable[[], bytes],
+        hello: Callable[[], tuple[bytes, Sealer | None]],
         heartbeat: float,
         stall: float,
         warn: bool = True,
@@ -126,7 +128,8 @@ class Dialler:
         watcher: gevent.Greenlet[[socket.socket], None] | None = None
         try:
             connection.settimeout(self._stall)
-            connection.sendall(self._hello())
+            hello, sealer = self._hello()
+            connection.sendall(hello)
             self._ended = self._answered = False
             watcher = gevent.spawn(self._watch, connection)
             self._discard()
@@ -134,7 +137,7 @@ class Dialler:
             self.connected = True
             started = time.monotonic()
             with suppress(OSError):
-                self._write(connection)
+                self._write(connection, sealer)
             return time.monotonic() - started
         finally:
             self.connected = False
@@ -143,26 +146,26 @@ class Dialler:
                 watcher.kill(block=False)
             connection.close()
 
-    def _write(self, connection: socket.socket) -> None:
+    def _write(self, connection: socket.socket, sealer: Sealer | None) -> None:
         beat = time.monotonic() + self._heartbeat
         while not self._ended:
             self._news.clear()
             while self._frames:
-                self._send_some(connection)
+                self._send_some(connection, sealer)
             if (now := time.monotonic()) >= beat:
-                connection.sendall(_HEARTBEAT)
+                connection.sendall(sealer.seal(_HEARTBEAT) if sealer else _HEARTBEAT)
                 self.sent += 1
                 # Beats that were missed are not made up for.
                 beat = max(beat + self._heartbeat, now)
             if not self._ended and not self._frames:
                 self._news.wait(max(beat - time.monotonic(), 0))
 
-    def _send_some(self, connection: socket.socket) -> None:
+    def _send_some(self, connection: socket.socket, sealer: Sealer | None) -> None:
         part: list[bytes] = []
         size = 0
         while self._frames and size < _SEND_BYTES:
             frame = self._frames.popleft()
-            part.append(frame)
+            part.append(sealer.seal(frame) if sealer else frame)
             size += len(frame)
         self._bytes -= size
         try:

@@ -50,7 +50,11 @@ class BadFrame(Exception):
     """A length that no frame may have, or an end in the middle of one: the connection is of no more use."""
 
 
-def encode(tag: Tag, payload: bytes = b"") -> bytes:
+class Unwelcome(Exception):
+    """A whole frame, but one after which its sender isn't heard any more. The message says why, for the log."""
+
+
+def encode(tag: int, payload: bytes = b"") -> bytes:
     """The bytes of a frame."""
     return b"%b%c%b" % (_length.pack(1 + len(payload)), tag, payload)
 

@@ -20,7 +20,7 @@ from queen.engine.flags import Flag, Flags
 from queen.engine.hints import Hints
 from queen.engine.identifiers import DEFAULT_TENANT
 from queen.log import Log
-from queen.mesh.frames import ITEMS_LIMIT, Tag, decode_object, encode, encode_object
+from queen.mesh.frames import ITEMS_LIMIT, Tag, Unwelcome, decode_object, encode, encode_object
 
 log = Log("mesh")
 
@@ -35,6 +35,8 @@ _FLIP_PAUSE = 0.1
 _VERIFY_PAUSE = 1.0
 _LONG_SECONDS = 0.02
 _PAUSE_FACTOR = 3
+_EXCESS_SECONDS = 10.0
+_EXCESS_PAUSE = 1.0
 
 _UUID = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -65,6 +67,23 @@ class Allowance:
         return True
 
 
+class Excess:
+    """For how long somebody has been doing too much of something, with pauses of no more than a second."""
+
+    __slots__ = ("_last", "_since")
+
+    def __init__(self) -> None:
+        self._since = self._last = float("-inf")
+
+    def seconds(self) -> float:
+        """It is done again now: how long that makes."""
+        now = time.monotonic()
+        if now - self._last > _EXCESS_PAUSE:
+            self._since = now
+        self._last = now
+        return now - self._since
+
+
 @dataclass(slots=True)
 class Source:
     """One accepted connection: who sends, and what is remembered of what it sent."""
@@ -74,6 +93,7 @@ class Source:
     woken: set[tuple[bytes | None, bytes, bytes]] = field(default_factory=set)
     frames: Allowance = field(default_factory=lambda: Allowance(_FRAMES_PER_SECOND))
     bytes: Allowance = field(default_factory=lambda: Allowance(_BYTES_PER_SECOND))
+    excess: Excess = field(default_factory=Excess)
 
 
 @dataclass(slots=True, frozen=True)
@@ -88,7 +108,7 @@ class Item:
 
 class Inbound:
     """Applies frames. Of those of peers, ``pass_on`` gives the siblings what had an effect; what came from a
-    sibling is passed on to nobody."""
+    sibling is passed on to nobody. ``verify_flips`` and ``strict`` are as for `Flips`."""
 
     def __init__(
         self,
@@ -97,12 +117,14 @@ class Inbound:
         tenancy: bool,
         verify_flips: bool = False,
         pass_on: Callable[[bytes], None] | None = None,
+        strict: bool = False,
     ) -> None:
         self._hints = hints
         self._tenancy = tenancy
         self._pass_on = pass_on
+        self._strict = strict
         self._invalidations = Invalidations(hints)
-        self.flips = Flips(hints, flags, verify_flips, pass_on)
+        self.flips = Flips(hints, flags, verify_flips, pass_on, strict)
         self.rejected = 0
         self._loops: list[gevent.Greenlet[[], None]] = []
 
@@ -120,13 +142,15 @@ class Inbound:
         """Carries out one frame; one that says nothing usable is ignored, as are tags unknown here.
 
         A frame that took long is followed by a pause several times as long, so that no peer gets more
-        than a part of this worker's time.
+        than a part of this worker's time. Raises `Unwelcome` when strict and a peer keeps sending too much.
         """
         if tag == Tag.HEARTBEAT or tag not in _EFFECTS:
             return
         if not source.frames.take(1) or not source.bytes.take(len(payload)):
-            self.rejected += 1
             log.sampled(10, "peer sends too much; its hints are dropped", peer=source.server_id)
+            if source.excess.seconds() >= _EXCESS_SECONDS and self._strict:
+                raise Unwelcome(f"it sent too much for {_EXCESS_SECONDS:.0f} s")
+            self.rejected += 1
             return
         started = time.monotonic()
         value = decode_object(payload)
@@ -253,13 +277,22 @@ class Flips:
     """Flags that peers say they flipped: the latest of each, ten a second at most.
 
     With ``verify`` it is not the frame that is believed but the database, where the flag was written before
-    the frame was sent. Only when it can't be asked is the frame all there is.
+    the frame was sent. When it can't be asked the frame is all there is; but ``strict``, which verifies in any
+    case, then keeps the flag as it is until the database can be asked (mesh spec, section 4.8 D).
     """
 
-    def __init__(self, hints: Hints, flags: Flags, verify: bool, pass_on: Callable[[bytes], None] | None) -> None:
+    def __init__(
+        self,
+        hints: Hints,
+        flags: Flags,
+        verify: bool,
+        pass_on: Callable[[bytes], None] | None,
+        strict: bool = False,
+    ) -> None:
         self._hints = hints
         self._flags = flags
-        self._verify = verify
+        self._verify = verify or strict
+        self._strict = strict
         self._pass_on = pass_on
         self._waiting: dict[Flag, tuple[bool, str]] = {}
         self._news = Event()
@@ -283,6 +316,9 @@ class Flips:
             before = {flag: self._flags[flag] for flag in waiting}
             if self._verify and self._ask_database():
                 self._judge(waiting)
+            elif self._strict:
+                self._waiting = waiting | self._waiting  # the newest of each is asked about later
+                self._news.set()
             else:
                 for flag, (enabled, _) in waiting.items():
                     self._hints.hear_flag(flag, enabled)

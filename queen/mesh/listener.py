@@ -17,9 +17,10 @@ from gevent.server import StreamServer
 from gevent.ssl import SSLContext
 
 from queen.log import Log
-from queen.mesh.frames import BadFrame, FrameReader
+from queen.mesh.frames import BadFrame, FrameReader, Unwelcome
 from queen.mesh.hello import Doorkeeper, Hello, Refused
 from queen.mesh.peers import AllowList
+from queen.mesh.seals import SealCheck
 
 log = Log("mesh")
 
@@ -33,7 +34,7 @@ class Receiver(Protocol):
     """What becomes of the frames of an accepted connection."""
 
     def opened(self, hello: Hello) -> Callable[[int, bytes], None]:
-        """A dialler was let in. Returns what takes each of its frames."""
+        """A dialler was let in. Returns what takes each of its frames, and may raise `Unwelcome`."""
 
     def closed(self, hello: Hello) -> None:
         """Its connection is over."""
@@ -70,6 +71,7 @@ class Listener:
         self._tls = tls
         self._large = BoundedSemaphore(_LARGE_AT_ONCE)
         self._open: dict[Connection, None] = {}
+        self._dialled_by: dict[tuple[str, str], Connection] = {}  # where each process has one connection only
         self._server: StreamServer | None = None
         self.received = 0
         self.handshake_failures = 0
@@ -144,14 +146,36 @@ class Listener:
         if hello.replayed:
             log.sampled(10, "HELLO was used before", address=address, peer=hello.server_id)
         connection.authenticated = True
-        take = self._receiver.opened(hello)
-        try:
-            self._read(reader, take)
-        finally:
-            self._receiver.closed(hello)
+        with self._only_one(connection, hello):
+            take = self._receiver.opened(hello)
+            try:
+                self._read(reader, hello, take)
+            except Unwelcome as error:
+                self.frames_rejected += 1
+                log.sampled(10, "connection closed", peer=hello.server_id, address=address, reason=error)
+            finally:
+                self._receiver.closed(hello)
 
-    def _read(self, reader: FrameReader, take: Callable[[int, bytes], None]) -> None:
-        """Takes frames until the connection ends, or breaks off, or is silent for too long."""
+    @contextmanager
+    def _only_one(self, connection: Connection, hello: Hello) -> Iterator[None]:
+        """Held by a connection. If its frames are sealed, an older one of the same process ends."""
+        if not hello.seal_key:
+            yield
+            return
+        dialler = (hello.server_id, hello.instance)
+        if (older := self._dialled_by.get(dialler)) is not None:
+            log.sampled(10, "connection replaced by a newer one of the same worker", peer=hello.server_id)
+            older.greenlet.kill(block=False)
+        self._dialled_by[dialler] = connection
+        try:
+            yield
+        finally:
+            if self._dialled_by.get(dialler) is connection:
+                del self._dialled_by[dialler]
+
+    def _read(self, reader: FrameReader, hello: Hello, take: Callable[[int, bytes], None]) -> None:
+        """Takes frames until the connection ends, or breaks off, or is silent for too long. Raises `Unwelcome`."""
+        seals = SealCheck(hello.seal_key) if hello.seal_key else None
         while True:
             try:
                 with gevent.Timeout(self._idle):
@@ -164,6 +188,8 @@ class Listener:
             if frame is None:
                 return
             self.received += 1
+            if seals is not None:
+                seals.check(*frame)
             take(*frame)
 
     def _handshake(self, connection: Connection) -> tuple[FrameReader, Hello]:

@@ -212,7 +212,7 @@ class LocalChannel:
         link = Dialler(
             instance,
             lambda: self._connect(instance),
-            lambda: hello(self._server_id, self._siblings.instance, b""),
+            lambda: (hello(self._server_id, self._siblings.instance, b""), None),
             _HEARTBEAT,
             _STALL,
             warn=False,

@@ -19,16 +19,17 @@ from queen.engine.identifiers import uuid_text
 from queen.log import Log, Quoted
 from queen.mesh.dialler import Dialler, backoff
 from queen.mesh.frames import Tag, encode, encode_object, item
-from queen.mesh.hello import Doorkeeper, Hello, ReplayGuard, hello
+from queen.mesh.hello import Doorkeeper, Hello, ReplayGuard, hello, signed_hello
 from queen.mesh.inbound import TAGS, Inbound, Source
 from queen.mesh.listener import Listener
 from queen.mesh.liveness import Liveness
 from queen.mesh.local import LocalChannel
 from queen.mesh.outbox import Outbox
 from queen.mesh.peers import AllowList, Peer, parse_peers
+from queen.mesh.seals import Sealer
 from queen.mesh.statistics import Numbers, broker_body, no_mesh
 from queen.mesh.tls import Tls
-from queen.settings import Settings
+from queen.settings import Settings, SettingsError
 
 log = Log("mesh")
 
@@ -40,7 +41,7 @@ _LINGER_SECONDS = 0.02
 
 
 class Mesh:
-    """The outlet of one worker's engine. Raises `SettingsError` for TLS files that can't be used."""
+    """The outlet of one worker's engine. Raises `SettingsError` for TLS files and names that can't be used."""
 
     def __init__(self, settings: Settings, engine: Engine) -> None:
         self._settings = settings
@@ -54,7 +55,14 @@ class Mesh:
         self._diallers = [self._dialler(peer) for peer in self._peers]
         self._outbox = Outbox(self._to_all, self._to_peers, settings.hotlist)
         tenancy = settings.tenancy_header
-        self._inbound = Inbound(engine.hints, engine.flags, tenancy, settings.mesh_verify_flips, self._to_siblings)
+        self._inbound = Inbound(
+            engine.hints,
+            engine.flags,
+            tenancy,
+            settings.mesh_verify_flips,
+            self._to_siblings,
+            settings.mesh_strict,
+        )
         engine.hints.answers["mesh"] = lambda _: self._numbers().as_object()
         engine.hints.answers["flag"] = self._take_flag
         self._local = LocalChannel(
@@ -68,6 +76,9 @@ class Mesh:
         self._doorkeeper = Doorkeeper(
             (self._secret, _bytes(settings.sync_secret_previous)) if self._secret else (),
             ReplayGuard(settings.mesh_replay_guard),
+            settings.allowed_ids(),
+            settings.mesh_strict,
+            _names(settings),
         )
         self._liveness = Liveness(settings.sync_dead_threshold_ms / 1000)
         self._listener = Listener(
@@ -158,6 +169,10 @@ class Mesh:
         if self._local.knows(hello.instance):
             return _ignore
         source = Source(hello.server_id, hello.instance)
+        if self._secret and not hello.signed:
+            log.info(
+                "peer doesn't sign what it sends; with QUEEN_MESH_STRICT it would be refused", peer=hello.server_id
+            )
         self._liveness.seen(hello.server_id)
         self._caught_up()
 
@@ -200,7 +215,8 @@ class Mesh:
         self._listener.start(bound)
         auth = Quoted("hmac" if self._secret else "off")
         s = self._settings
-        log.info("started", server_id=s.server_id, port=s.mesh_port, peers=len(self._peers), auth=auth)
+        strict = {"strict": True} if s.mesh_strict else {}
+        log.info("started", server_id=s.server_id, port=s.mesh_port, peers=len(self._peers), auth=auth, **strict)
         self._loops += [gevent.spawn(self._liveness.monitor), gevent.spawn(self._allow.keep_fresh)]
         self._dial()
 
@@ -230,10 +246,16 @@ class Mesh:
         return Dialler(
             str(peer),
             lambda: self._connect(peer),
-            lambda: hello(s.server_id, self._siblings.instance, self._secret),
+            lambda: self._hello(peer),
             s.sync_heartbeat_ms / 1000,
             s.sync_dead_threshold_ms / 1000,
         )
+
+    def _hello(self, peer: Peer) -> tuple[bytes, Sealer | None]:
+        server_id, instance = self._settings.server_id, self._siblings.instance
+        if not self._secret:
+            return hello(server_id, instance, b""), None
+        return signed_hello(server_id, instance, self._secret, str(peer))
 
     def _connect(self, peer: Peer) -> socket.socket:
         connection = socket.create_connection((peer.host, peer.port), timeout=_CONNECT_SECONDS)
@@ -267,6 +289,14 @@ class Mesh:
 
 def _ignore(tag: int, payload: bytes) -> None:
     """What becomes of a broker's own frames."""
+
+
+def _names(settings: Settings) -> set[str]:
+    """What peers may dial this broker by; none: anything. Raises `SettingsError` for one that can't be dialled."""
+    names, warnings = parse_peers(settings.mesh_names, settings.mesh_port, "QUEEN_MESH_NAMES")
+    if warnings:
+        raise SettingsError("; ".join(warnings))
+    return {str(name).lower() for name in names}
 
 
 def _bytes(secret: str) -> bytes:

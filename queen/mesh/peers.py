@@ -31,7 +31,7 @@ class Peer:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_peers(text: str, default_port: int) -> tuple[list[Peer], list[str]]:
+def parse_peers(text: str, default_port: int, variable: str = "QUEEN_MESH_PEERS") -> tuple[list[Peer], list[str]]:
     """The peers of a list ``host[:port], ...`` and what is to be warned of. Each peer once, in order."""
     peers: dict[Peer, None] = {}
     warnings: list[str] = []
@@ -42,10 +42,10 @@ def parse_peers(text: str, default_port: int) -> tuple[list[Peer], list[str]]:
         host, port = _split(entry)
         number = _port(port) if port is not None else default_port
         if not host or number == 0:
-            warnings.append(f'QUEEN_MESH_PEERS: "{raw.strip()}" can\'t be dialled; skipped')
+            warnings.append(f'{variable}: "{raw.strip()}" can\'t be dialled; skipped')
             continue
         if number is None:
-            warnings.append(f'QUEEN_MESH_PEERS: "{raw.strip()}" has no usable port; using {default_port}')
+            warnings.append(f'{variable}: "{raw.strip()}" has no usable port; using {default_port}')
             number = default_port
         peers[Peer(host, number)] = None
     return list(peers), warnings

@@ -35,7 +35,7 @@ class Here:
         dialler = Dialler(
             "here",
             lambda: socket.create_connection(("127.0.0.1", self.port), timeout=LONG),
-            lambda: hello("test", "i", b""),
+            lambda: (hello("test", "i", b""), None),
             heartbeat,
             stall,
         )

@@ -48,7 +48,7 @@ def test_the_documented_bytes() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=300)), max_size=8), st.integers(1, 40))
 def test_frames_come_out_as_they_went_in_however_they_are_cut(frames: list[tuple[int, bytes]], chunk: int) -> None:
-    stream = reader(b"".join(encode(tag, payload) for tag, payload in frames), chunk)  # type: ignore[arg-type]
+    stream = reader(b"".join(encode(tag, payload) for tag, payload in frames), chunk)
     for frame in frames:
         assert stream.read() == frame
     assert stream.read() is None

@@ -14,7 +14,7 @@ import pytest
 from queen.db.errors import Unavailable
 from queen.engine.flags import Flag
 from queen.engine.identifiers import DEFAULT_TENANT
-from queen.mesh.frames import LIMIT, Tag
+from queen.mesh.frames import LIMIT, Tag, Unwelcome
 from queen.mesh.inbound import Allowance, Inbound, Source
 
 LONG = 20.0
@@ -64,12 +64,14 @@ class Engine:
 class Peer:
     """One connection of a peer to one worker."""
 
-    def __init__(self, tenancy: bool = False, verify: bool = False, siblings: bool = True) -> None:
+    def __init__(
+        self, tenancy: bool = False, verify: bool = False, siblings: bool = True, strict: bool = False
+    ) -> None:
         self.engine = Engine()
         self.passed_on: list[bytes] = []
         pass_on = self.passed_on.append if siblings else None
         engine: Any = self.engine
-        self.inbound = Inbound(engine, engine, tenancy, verify, pass_on)
+        self.inbound = Inbound(engine, engine, tenancy, verify, pass_on, strict)
         self.source = Source("queen-b", "")
         self.inbound.start()
 
@@ -258,6 +260,33 @@ def test_a_flip_can_be_checked_against_the_database(make: Callable[..., Peer], m
     assert peer.inbound.flips.contradicted == 1
 
 
+def test_a_strict_broker_believes_the_database_and_waits_for_it(
+    make: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("queen.mesh.inbound._VERIFY_PAUSE", 0.01)
+    peer = make(strict=True)
+    peer.send(40, {"enabled": True})
+    until(lambda: peer.engine.reads >= 1 and peer.inbound.flips.contradicted == 1)
+    assert "maintenance frame contradicted by the database" in caplog.text
+
+    # Without a database everything stays as it is, until it is back and tells.
+    peer.engine.away = True
+    peer.send(40, {"enabled": False})
+    peer.send(41, {"enabled": True})
+    reads = peer.engine.reads
+    until(lambda: peer.engine.reads > reads + 2)
+    peer.send(40, {"enabled": True})
+    until(lambda: peer.engine.reads > reads + 5)
+    assert not any(peer.engine.flags.values())
+    assert peer.passed_on == []
+    peer.engine.stored.update(dict.fromkeys(Flag, True))
+    peer.engine.away = False
+    until(lambda: all(peer.engine.flags.values()))
+    until(lambda: len(peer.passed_on) == 2)
+    assert peer.inbound.flips.contradicted == 1
+    assert peer.engine.heard == []
+
+
 def test_flags_that_may_have_been_missed_are_read_once_a_second(peer: Peer) -> None:
     for _ in range(100):
         peer.inbound.flips.reread()
@@ -279,6 +308,33 @@ def test_more_than_a_peer_may_send_is_dropped_and_counted(peer: Peer) -> None:
     heard = [peer.send(1, ORDERS) for _ in range(100)]
     assert 20 <= sum(map(len, heard)) < 40
     assert peer.inbound.rejected == 100 - sum(map(len, heard))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_only_a_strict_broker_hangs_up_on_one_that_sends_too_much_for_ten_seconds(
+    make: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch, strict: bool
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr("queen.mesh.inbound.time", SimpleNamespace(monotonic=lambda: now))
+    peer = make(strict=strict)
+    peer.source.frames = Allowance(10)
+
+    def flood(seconds: float) -> None:
+        nonlocal now
+        for _ in range(round(seconds * 10)):
+            now += 0.1
+            for _ in range(2):
+                peer.send(1, ORDERS)
+
+    flood(9)
+    now += 3  # it pauses, and may begin anew
+    flood(11)
+    assert peer.inbound.rejected > 0
+    if strict:
+        with pytest.raises(Unwelcome, match="too much for 10 s"):
+            flood(3)
+    else:
+        flood(30)
 
 
 def test_more_bytes_than_a_peer_may_send_are_dropped(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,12 @@ import psutil
 import pytest
 from gevent import socket
 
-from queen.mesh.frames import LIMIT, Tag, encode, encode_object
-from queen.mesh.hello import Doorkeeper, Hello, ReplayGuard, hello
+from queen.log import Log
+from queen.mesh.frames import LIMIT, Tag, Unwelcome, encode, encode_object
+from queen.mesh.hello import Doorkeeper, Hello, ReplayGuard, hello, signed_hello
 from queen.mesh.listener import Listener
 from queen.mesh.peers import AllowList
+from queen.mesh.seals import Sealer
 
 LONG = 20.0
 SECRET = b"s3cr3t"
@@ -29,9 +31,11 @@ class Receiver:
     def __init__(self) -> None:
         self.frames: list[tuple[str, int, bytes]] = []
         self.open = 0
+        self.opened_ever = 0
 
     def opened(self, hello: Hello) -> Callable[[int, bytes], None]:
         self.open += 1
+        self.opened_ever += 1
         return lambda tag, payload: self.frames.append((hello.server_id, tag, payload))
 
     def closed(self, hello: Hello) -> None:
@@ -41,9 +45,11 @@ class Receiver:
 class Port:
     """A listener on a port of this machine."""
 
-    def __init__(self, idle: float = LONG, most: int = 16, allow: AllowList | None = None) -> None:
+    def __init__(
+        self, idle: float = LONG, most: int = 16, allow: AllowList | None = None, strict: bool = False
+    ) -> None:
         self.receiver = Receiver()
-        self.keeper = Doorkeeper([SECRET], ReplayGuard.REFUSE)
+        self.keeper = Doorkeeper([SECRET], ReplayGuard.REFUSE, strict=strict)
         self.listener = Listener(self.keeper, self.receiver, idle, most, allow)
         bound = socket.socket()
         bound.bind(("127.0.0.1", 0))
@@ -272,3 +278,121 @@ def test_it_stops_with_all_its_connections(port: Port) -> None:
     assert closed_in_silence(connection)
     with pytest.raises(OSError):
         port.connect()
+
+
+# Strict
+
+
+class Sealed:
+    """A dialler that signs, and seals what it is told to."""
+
+    def __init__(self, port: Port, instance: str = "i", server_id: str = "queen-b") -> None:
+        before = port.receiver.opened_ever
+        said, self._sealer = signed_hello(server_id, instance, SECRET, "queen-a:6633")
+        self.socket = port.connect(said)
+        until(lambda: port.receiver.opened_ever > before)
+
+    def seal(self, frame: bytes = FLIP) -> bytes:
+        return self._sealer.seal(frame)
+
+
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[Port]:
+    monkeypatch.setattr("queen.mesh.listener.log", Log("mesh"))  # whose sampled lines have not been logged yet
+    port = Port(strict=True)
+    yield port
+    port.listener.stop()
+    gevent.sleep(0)
+
+
+def test_a_strict_listener_hears_the_sealed_and_nobody_else(strict: Port, caplog: pytest.LogCaptureFixture) -> None:
+    assert closed_in_silence(strict.connect(hello("queen-b", "", SECRET) + FLIP))
+    until(lambda: strict.listener.handshake_failures == 1)
+    assert "QUEEN_MESH_STRICT" in str(caplog.records[-1].__dict__["fields"]["reason"])
+    dialler = Sealed(strict)
+    dialler.socket.sendall(dialler.seal() + dialler.seal(encode(Tag.HEARTBEAT)) + dialler.seal())
+    until(lambda: len(strict.receiver.frames) == 3)
+    assert [tag for _, tag, _ in strict.receiver.frames] == [40, 3, 40]
+    assert (strict.listener.handshake_failures, strict.listener.frames_rejected) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("harm", "heard", "reason"),
+    [
+        (lambda first, second: FLIP, 0, "frame without a seal"),
+        (lambda first, second: encode(Tag.HEARTBEAT), 0, "frame without a seal"),
+        (lambda first, second: first.replace(b"true", b"fals"), 0, "frame with a broken seal"),
+        (lambda first, second: first[:4] + b"\x29" + first[5:], 0, "frame with a broken seal"),
+        (lambda first, second: Sealer(b"another key").seal(FLIP), 0, "frame with a broken seal"),
+        (lambda first, second: first + first, 1, "frame 1 came after frame 1"),
+        (lambda first, second: second + first, 1, "frame 1 came after frame 2"),
+        (lambda first, second: second, 1, None),
+        (lambda first, second: first + second, 2, None),
+    ],
+    ids=["unsealed", "unsealed heartbeat", "altered", "other tag", "other key", "twice", "late", "one lost", "as sent"],
+)
+def test_what_an_intruder_does_to_a_connection_ends_it_unheard(
+    strict: Port,
+    caplog: pytest.LogCaptureFixture,
+    harm: Callable[[bytes, bytes], bytes],
+    heard: int,
+    reason: str | None,
+) -> None:
+    dialler = Sealed(strict)
+    dialler.socket.sendall(harm(dialler.seal(), dialler.seal()) + (FLIP if reason else b""))
+    if reason:
+        assert closed_in_silence(dialler.socket)
+        until(lambda: strict.listener.frames_rejected == 1)
+        # What came behind the one that was late was not even looked at.
+        assert reason in str(caplog.records[-1].__dict__["fields"]["reason"])
+    until(lambda: len(strict.receiver.frames) == heard)
+    assert strict.listener.frames_rejected == bool(reason)
+    assert strict.listener.handshake_failures == 0
+    again = Sealed(strict)
+    again.socket.sendall(again.seal())
+    until(lambda: len(strict.receiver.frames) == heard + 1)
+
+
+def test_a_compatible_listener_hears_the_sealed_and_the_unsealed_alike(port: Port) -> None:
+    dialler = Sealed(port)
+    dialler.socket.sendall(dialler.seal() + FLIP + dialler.seal().replace(b"true", b"null"))
+    until(lambda: len(port.receiver.frames) == 3)
+    assert port.listener.frames_rejected == 0
+
+
+def test_of_two_connections_of_one_worker_the_newer_is_heard(strict: Port) -> None:
+    older, sibling, other = Sealed(strict, "i"), Sealed(strict, "j"), Sealed(strict, "i", "queen-c")
+    newer = Sealed(strict, "i")
+    assert closed_in_silence(older.socket)
+    until(lambda: strict.receiver.open == 3)
+    for number, dialler in enumerate((sibling, other, newer), 1):
+        dialler.socket.sendall(dialler.seal())
+        until(lambda number=number: len(strict.receiver.frames) == number)  # type: ignore[misc]
+    newest = Sealed(strict, "i")
+    assert closed_in_silence(newer.socket)
+    newest.socket.close()
+    until(lambda: strict.receiver.open == 2)
+    assert strict.listener._dialled_by.keys() == {("queen-b", "j"), ("queen-c", "i")}
+
+
+def test_a_compatible_listener_takes_several_connections_of_one_worker(port: Port) -> None:
+    diallers = [Sealed(port), Sealed(port)]
+    for dialler in diallers:
+        assert port.hears(dialler.socket)
+
+
+def test_a_receiver_that_has_enough_of_a_connection_ends_it(strict: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(hello: Hello) -> Callable[[int, bytes], None]:
+        def take(tag: int, payload: bytes) -> None:
+            raise Unwelcome("enough")
+
+        strict.receiver.open += 1
+        strict.receiver.opened_ever += 1
+        return take
+
+    monkeypatch.setattr(strict.receiver, "opened", opened)
+    dialler = Sealed(strict)
+    dialler.socket.sendall(dialler.seal())
+    assert closed_in_silence(dialler.socket)
+    until(lambda: strict.receiver.open == 0)
+    assert strict.listener.frames_rejected == 1
